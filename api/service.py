@@ -10,6 +10,7 @@ from aiohttp import web
 from chairlift.api.admission.accounts import Accounts
 from chairlift.api.admission.drain import Drain
 from chairlift.api.errors import NotReady
+from chairlift.api.http.version import VERSION
 from chairlift.api.models.entry import Lease, ModelEntry, ModelPlan, UnloadReason
 from chairlift.api.models.given import GivenModel
 from chairlift.api.models.pool import ModelPool
@@ -57,7 +58,7 @@ class Service:
     def __init__(self, settings: ServerSettings, engines: int = 1) -> None:
         self.settings = settings
         self.engines = engines
-        self.recorder = Recorder()
+        self.recorder = Recorder(VERSION)
         self.live = Live()
         self.accounts = Accounts(settings.keys, settings.anonymous)
         self.workers = Workers(MODULES, record=self.recorder.record_job)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from operator import add
 from typing import Any
 
 import mlx.core as mx
@@ -126,7 +127,7 @@ class BatchCache:
     @property
     def tokens(self) -> int:
         """Columns of the longest row, including the padding after its end."""
-        return max(map(sum, zip(self.offsets, self._surplus, strict=True)), default=0)
+        return max(map(add, self.offsets, self._surplus), default=0)
 
     def join(self, state: Snapshot | None = None, columns: int = 0) -> int:
         """Adds a row, empty or with the state of tokens ``[0, stop)``; returns its number.
@@ -209,6 +210,8 @@ class BatchCache:
             The former number of each remaining row, in the new order.
         """
         order = order_without(rows, len(self))
+        if not rows:
+            return order
         moves = [(row, to) for to, row in enumerate(order) if row != to]
         for layer in self._attention:
             for row in nonfinite:

@@ -145,10 +145,10 @@ class KVGeometry:
 
     def used(self, lengths: Iterable[int]) -> int:
         """Bytes that the tokens of rows of these lengths occupy."""
-        total = 0
-        for length in lengths:
-            total += self.row_bytes + length * self.full_bytes
-            total += sum(min(length, w) * size for w, size in self.window_bytes.items())
+        lengths = list(lengths)
+        total = len(lengths) * self.row_bytes + sum(lengths) * self.full_bytes
+        for window, size in self.window_bytes.items():
+            total += size * sum(min(length, window) for length in lengths)
         return total
 
 

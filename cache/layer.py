@@ -120,16 +120,17 @@ class LayerCache:
         return self._fetch_new(keys, values)
 
     def write_on_host(
-        self, keys: NDArray[Any], values: NDArray[Any]
+        self, keys: NDArray[Any], values: NDArray[Any], counts: Sequence[int]
     ) -> tuple[mx.array, mx.array] | None:
-        """As ``update_and_fetch``, but NumPy writes the tokens, at once.
+        """As ``update_and_fetch``, but NumPy writes the tokens, at once and without padding.
 
         This is for steps that evaluate as they go, where MLX computes on the CPU. A row with full
         attention writes only behind its tokens, where no snapshot that shares the buffers looks,
         unless the row was rewound: then MLX writes, which copies shared buffers.
 
         Args:
-            keys, values: ``[rows, heads, new, dim]``.
+            keys, values: ``[tokens, heads, dim]``, row by row.
+            counts: the new tokens of each row.
 
         Returns:
             As ``update_and_fetch``; None if nothing was written: the layer has a window, no buffers
@@ -142,12 +143,17 @@ class LayerCache:
         buffers = [np.array(buffer, copy=False) for buffer in (self.keys, self.values)]
         if any(buffer.dtype != keys.dtype for buffer in buffers):
             return None
-        rows, _, step, _ = keys.shape
-        lines = np.arange(rows)[:, None]
-        columns = np.array(ring.cursors, np.intp)[:, None] + np.arange(step)
+        rows = np.repeat(np.arange(len(counts)), counts)
+        columns = [c + i for c, n in zip(ring.cursors, counts, strict=True) for i in range(n)]
         for buffer, new in zip(buffers, (keys, values), strict=True):
-            buffer[lines, :, columns] = new.swapaxes(1, 2)
-        return self._fetch(rows, step)
+            buffer[rows, :, columns] = new
+        return self._fetch(len(counts), max(counts))
+
+    def sees_all(self, mask: Mask, step: int) -> bool:
+        """Whether a mask for ``step`` new queries a row lets each see all of its row's columns up
+        to its own, from the first one on.
+        """
+        return self.ring.window is None and mask is self.make_mask(step)
 
     def _fetch(self, rows: int, step: int) -> tuple[mx.array, mx.array]:
         """The columns for attention to read, once a step's new tokens are written."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import mlx.core as mx
 import numpy as np
@@ -108,14 +108,45 @@ class _Ragged(NamedTuple):
 class _Place(NamedTuple):
     """A layer's range ``[start, stop)`` of the packed tokens.
 
-    Each of its rows takes ``step`` columns; ``ragged`` if some have fewer tokens.
+    Each of its rows has ``counts`` of them, and takes ``step`` columns; ``ragged`` if some have
+    fewer tokens.
     """
 
     layer: LayerCache
     start: int
     stop: int
+    counts: Sequence[int]
     step: int
     ragged: _Ragged | None
+
+
+class HostAttend(Protocol):
+    """Attention in NumPy."""
+
+    def by_row(
+        self,
+        queries: Floats,
+        keys: mx.array,
+        values: mx.array,
+        counts: Sequence[int],
+        begun: Sequence[int],
+    ) -> Floats | None:
+        """Attention of each row's new tokens to all columns of the row up to their own.
+
+        Args:
+            queries: ``[tokens, heads, dim]``, row by row.
+            keys, values: ``[rows, key heads, columns, dim]``.
+            counts: the new tokens of each row.
+            begun: the columns of each row before its new tokens.
+
+        Returns:
+            ``[tokens, heads, value dim]``; None if heads of this form are not supported.
+        """
+        ...
+
+    def masked(self, queries: Floats, keys: mx.array, values: mx.array, mask: Mask) -> Floats:
+        """``[rows, heads, step, dim]`` → ``[rows, heads, step, value dim]``."""
+        ...
 
 
 class PackedLayer:
@@ -172,33 +203,29 @@ class PackedLayer:
         return mx.concatenate([_repacked(output, place) for output, place in outputs])
 
     def attend_on_host(
-        self,
-        queries: Floats,
-        keys: Floats,
-        values: Floats,
-        mask: PackedMask,
-        compute: Callable[[Floats, mx.array, mx.array, Mask], Floats],
+        self, queries: Floats, keys: Floats, values: Floats, mask: PackedMask, attend: HostAttend
     ) -> Floats:
-        """As ``update_and_fetch`` and ``attend``, for arrays of NumPy.
-
-        Args:
-            queries, keys, values: ``[tokens, heads, 1, dim]``.
-            compute: attention of one part, from its queries ``[rows, heads, step, dim]``, keys,
-                values and mask.
-
-        Returns:
-            ``[tokens, heads, 1, value dim]``.
-        """
+        """As ``update_and_fetch`` and ``attend``, for arrays of NumPy, ``[tokens, heads, dim]``."""
         outputs = []
         for place, part_mask in zip(self._places, mask.masks, strict=True):
-            own, new_keys, new_values = (
-                _unpacked_on_host(tokens, place) for tokens in (queries, keys, values)
-            )
-            seen = place.layer.write_on_host(new_keys, new_values)
-            if seen is None:
-                seen = place.layer.update_and_fetch(mx.array(new_keys), mx.array(new_values))
-            outputs.append(_repacked_on_host(compute(own, *seen, part_mask), place))
+            own = slice(place.start, place.stop)
+            arrays = queries[own], keys[own], values[own]
+            outputs.append(_attended_on_host(*arrays, place, part_mask, attend))
         return np.concatenate(outputs)
+
+
+def attend_on_host(
+    layer: LayerCache,
+    queries: Floats,
+    keys: Floats,
+    values: Floats,
+    mask: Mask,
+    attend: HostAttend,
+) -> Floats:
+    """As ``PackedLayer.attend_on_host``, for one layer with one token a row."""
+    rows = len(queries)
+    place = _Place(layer, 0, rows, [1] * rows, 1, None)
+    return _attended_on_host(queries, keys, values, place, mask, attend)
 
 
 @contextmanager
@@ -220,13 +247,13 @@ def packed(steps: Sequence[BatchStep]) -> Iterator[Sequence[Any]]:
             positions += own
             stack.enter_context(step.begin(step.columns, step.real))
         offset = mx.array(positions, mx.int32)
-        columns, ragged = [step.columns for step in steps], [step.ragged() for step in steps]
+        ragged = [step.ragged() for step in steps]
         layers = []
         for same in zip(*(step.batch.parts for step in steps), strict=True):
             places = [
-                _Place(layer, start, stop, width, uneven)
-                for layer, (start, stop), width, uneven in zip(
-                    same, ranges, columns, ragged, strict=True
+                _Place(layer, start, stop, step.tokens, step.columns, uneven)
+                for layer, (start, stop), step, uneven in zip(
+                    same, ranges, steps, ragged, strict=True
                 )
             ]
             layers.append(PackedLayer(places, offset))
@@ -245,14 +272,27 @@ def _repacked(output: mx.array, place: _Place) -> mx.array:
     return packed if place.ragged is None else packed[place.ragged.columns]
 
 
+def _attended_on_host(
+    queries: Floats, keys: Floats, values: Floats, place: _Place, mask: Mask, attend: HostAttend
+) -> Floats:
+    layer = place.layer
+    seen = layer.write_on_host(keys, values, place.counts)
+    if seen is None:
+        new = (mx.array(_unpacked_on_host(tokens, place)) for tokens in (keys, values))
+        seen = layer.update_and_fetch(*new)
+    if layer.sees_all(mask, place.step):
+        all_keys, all_values = layer.state
+        mixed = attend.by_row(queries, all_keys, all_values, place.counts, layer.ring.cursors)
+        if mixed is not None:
+            return mixed
+    mixed = _by_column(attend.masked(_unpacked_on_host(queries, place), *seen, mask))[:, :, 0]
+    return mixed if place.ragged is None else mixed[place.ragged.host_columns]
+
+
 def _unpacked_on_host(tokens: Floats, place: _Place) -> Floats:
-    part = tokens[place.start : place.stop]
-    return _by_row(part if place.ragged is None else part[place.ragged.host_tokens], place.step)
-
-
-def _repacked_on_host(output: Floats, place: _Place) -> Floats:
-    packed = _by_column(output)
-    return packed if place.ragged is None else packed[place.ragged.host_columns]
+    """``[tokens, heads, dim]`` as ``[rows, heads, step, dim]``."""
+    padded = tokens if place.ragged is None else tokens[place.ragged.host_tokens]
+    return _by_row(padded[:, :, None], place.step)
 
 
 def _by_row(columns: Array, step: int) -> Array:

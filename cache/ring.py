@@ -76,11 +76,11 @@ class Ring:
 
         The columns from 0 to the last one in use; all columns if a row wraps.
         """
-        stop = step
-        for cursor, length in zip(self.cursors, self.lengths, strict=True):
-            if cursor + step > self.columns or cursor < min(length, self.columns - step):
-                return Span(0, self.columns)
-            stop = max(stop, cursor + step)
+        stop = max(self.cursors, default=0) + step
+        room = self.columns - step
+        rows = zip(self.cursors, self.lengths, strict=True)
+        if stop > self.columns or any(cursor < length and cursor < room for cursor, length in rows):
+            return Span(0, self.columns)
         return Span(0, stop)
 
     def mask(
@@ -99,11 +99,12 @@ class Ring:
         # Tokens that a window still has at the first query; the model's window may be larger.
         kept = old if self.window is None else self.window - 1
         limit = window or self.window or visible.width
-        newest = {(cursor + step) % self.columns for cursor in self.cursors}
-        in_order = newest <= {visible.stop % self.columns}
-        level = all(length >= old for length in self.lengths) and old <= kept
-        if level and limit >= visible.width and not as_array and (in_order or step == 1):
-            return None if step == 1 else "causal"
+        level = old <= kept and all(length >= old for length in self.lengths)
+        if level and limit >= visible.width and not as_array:
+            if step == 1:
+                return None
+            if all((cursor + step - visible.stop) % self.columns == 0 for cursor in self.cursors):
+                return "causal"
         # Equivalent to comparing ``behind``, without an integer for every query and column.
         key_age, query_age = self._ages(step)
         lengths = mx.minimum(mx.array(self.lengths), kept)
@@ -150,8 +151,11 @@ class Ring:
 
     def advance(self, step: int) -> None:
         """Counts ``step`` columns as written for every row; a window drops its oldest."""
-        self.cursors = [(cursor + step) % self.columns for cursor in self.cursors]
-        self.lengths = [min(length + step, self.columns) for length in self.lengths]
+        columns = self.columns
+        self.cursors = [(cursor + step) % columns for cursor in self.cursors]
+        self.lengths = [
+            length + step if length + step < columns else columns for length in self.lengths
+        ]
 
     def forget(self, step: int) -> None:
         """Drops the columns that an unfinished step of ``step`` tokens may have overwritten.

@@ -98,10 +98,5 @@ def _copies(
 
     if metric.values:
         return [(field, update_labels)]
-    update: Callable[[float], None] = getattr(children[metric.key], method)
-
-    def observe_all(observations: list[float]) -> None:
-        for number in observations:
-            update(number)
-
-    return [(field, observe_all if metric.kind == "histogram" else update)]
+    child = children[metric.key]
+    return [(field, child.observe_all if metric.kind == "histogram" else getattr(child, method))]

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from typing import Any
 
 from prometheus_client import (
     CollectorRegistry,
     Counter,
     Gauge,
-    Histogram,
     ProcessCollector,
     disable_created_metrics,
 )
 
 from chairlift.engine.messages import ModelInfo, StepStats
+from chairlift.metrics.histogram import Histogram
 from chairlift.metrics.model_recorder import Instrument, ModelRecorder
 from chairlift.metrics.table import ENGINE, MODEL, SERVER, Metric, token_buckets
 
@@ -30,9 +29,13 @@ class Recorder:
 
     The HTTP server's metrics exist from the start, those of a model after its first load. If the
     server has several models, the engine's metrics have the label model_name, too.
+
+    Args:
+        version: the server's.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, version: str) -> None:
+        self._version = version
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
@@ -69,7 +72,7 @@ class Recorder:
             config.remove(*self._cache_config[model_name])
         self._cache_config[model_name] = labels
         config.labels(*labels).set(1)
-        build = (version("chairlift"), info.architecture, info.dtype, info.device)
+        build = (self._version, info.architecture, info.dtype, info.device)
         self._families["build_info"].labels(*self._engine_labels(model_name), *build).set(1)
         self._server["model_loads"].labels(model_name, "success").inc()
         self._server["model_load_seconds"].labels(model_name).set(seconds)

@@ -8,8 +8,7 @@ its longest row. A band costs operations in every layer. So a band is opened onl
 from __future__ import annotations
 
 import sys
-from bisect import bisect_left
-from collections import Counter
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from itertools import pairwise
@@ -148,14 +147,15 @@ def recut(
 
 def _grouped(columns: Iterable[int], in_batch: Iterable[int]) -> list[_Group]:
     """Groups rows by the ceiling of their columns."""
-    ordered = sorted(columns)
-    ceilings = [_ceiling(length) for length in ordered]
-    rows, present = Counter(ceilings), Counter(map(_ceiling, in_batch))
-    longest = dict(zip(ceilings, ordered, strict=True))
-    return [
-        _Group(ceiling, length, rows[ceiling], present[ceiling])
-        for ceiling, length in longest.items()
-    ]
+    ordered, present = sorted(columns), sorted(in_batch)
+    groups: list[_Group] = []
+    start = counted = 0
+    while start < len(ordered):
+        ceiling = _ceiling(ordered[start])
+        stop, known = bisect_right(ordered, ceiling), bisect_right(present, ceiling)
+        groups.append(_Group(ceiling, ordered[stop - 1], stop - start, known - counted))
+        start, counted = stop, known
+    return groups
 
 
 def _ceiling(columns: int) -> int:

@@ -58,10 +58,8 @@ class CapacityPlanner:
         lengths = [s.num_tokens for s in decode]
         self.rows = len(decode)
         self.context = sum(lengths)
-        columns = [
-            min(s.max_total_tokens, length + limits.lookahead_columns)
-            for s, length in zip(decode, lengths, strict=True)
-        ]
+        wanted = [length + limits.lookahead_columns for length in lengths]
+        columns = list(map(min, wanted, [s.max_total_tokens for s in decode]))
         free_rows = limits.max_rows - self.rows
         upcoming_columns = [self._columns(s) for s in _one_per_row(upcoming, free_rows)]
         in_batch = [s not in joining for s in decode]

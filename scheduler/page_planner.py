@@ -19,7 +19,8 @@ class PagePlanner:
     A row has the pages of its cached tokens and of the one that it gains. A prompt in prefill has
     those of the whole prompt, because they become its row's. Nothing grows or moves.
 
-    Choices that forked share the full pages of their prompt (``Sequence.shares_prompt``).
+    Choices that forked share the full pages of their prompt (``Sequence.shares_prompt``), and
+    sequences that began with the same prefix share the full pages of it (``Sequence.pages``).
 
     Args:
         limits: the limits to keep.
@@ -45,6 +46,8 @@ class PagePlanner:
         self.bands = ONE_BAND
         self.places = dict.fromkeys(decode, 0)
         self.moved = 0
+        # The numbers of all pages of cached prefixes that these sequences have.
+        self._prefixes: set[int] = set()
         later = [_later(s, length) for s, length in zip(decode, lengths, strict=True)]
         shared = self._shared(decode)
         needed = [length + drafted for length in lengths]
@@ -58,6 +61,7 @@ class PagePlanner:
     def add(self, sequence: Sequence, prompt_bytes: int) -> None:
         """Reserves a prompt's pages, and rows for its choices."""
         needed, expected = self._pages(sequence)
+        self._prefixes.update(sequence.pages)
         self._needed = list(map(add, self._needed, needed))
         self._expected = list(map(add, self._expected, expected))
         self.rows += sequence.rows
@@ -94,19 +98,28 @@ class PagePlanner:
             list(map(max, in_prefill, memory.forked(tokens, length, choices)))
             for length in (first, _later(prompt, first))
         )
-        return now, later
+        again = self._in_full_attention(-sum(page in self._prefixes for page in prompt.pages))
+        return list(map(add, now, again)), list(map(add, later, again))
 
     def _shared(self, decode: Iterable[Sequence]) -> list[int]:
-        """Pages of each kind, below 0, that rows of choices have in common."""
+        """Pages of each kind, below 0, that rows have in common."""
         forked: set[str] = set()
         saved = 0
         for sequence in decode:
-            if not sequence.shares_prompt:
-                continue
-            if sequence.request_id in forked:
-                saved -= self._memory.shared_pages(sequence.prompt_tokens)
-            forked.add(sequence.request_id)
-        return [saved if window is None else 0 for window in self._memory.budget.pages]
+            if sequence.shares_prompt:
+                if sequence.request_id in forked:
+                    saved -= self._memory.shared_pages(sequence.prompt_tokens)
+                    continue
+                forked.add(sequence.request_id)
+            if sequence.pages:
+                before = len(self._prefixes)
+                self._prefixes.update(sequence.pages)
+                saved -= len(sequence.pages) - (len(self._prefixes) - before)
+        return self._in_full_attention(saved)
+
+    def _in_full_attention(self, pages: int) -> list[int]:
+        """So many pages of the full-attention layers, for each kind."""
+        return [pages if window is None else 0 for window in self._memory.budget.pages]
 
 
 def _later(sequence: Sequence, tokens: int) -> int:

@@ -59,7 +59,7 @@ class Queue:
 
     def add(self, sequence: Sequence) -> None:
         """Puts a sequence in its place."""
-        self._choices += len(sequence.choices)
+        self._choices += sequence.num_choices
         if self._fetching(sequence):
             self._blocked[sequence] = None
         else:
@@ -73,7 +73,7 @@ class Queue:
             self._followers.remove(sequence)
         else:
             self._ready.remove(sequence)
-        self._choices -= len(sequence.choices)
+        self._choices -= sequence.num_choices
 
     def block(self, sequence: Sequence) -> None:
         """Blocks a ready sequence, because its swapped state has gone to disk."""

@@ -172,6 +172,7 @@ class Scheduler:
             while begun and begun[0].rank < sequence.rank:
                 work = self._continue_prefill(begun.popleft(), work, seconds, chunks)
             # Cheap checks first: the prefix cache is asked only about sequences that could begin.
+            # How many pages a sequence needs depends on its prefix.
             free = self.limits.max_rows - planner.rows
             if sequence.rows > free > 0:
                 passed += 1
@@ -182,8 +183,8 @@ class Scheduler:
                 or self._chunk_sizes.tokens_left(sequence, 0, work, seconds) < 1
             ):
                 break
-            fits = planner.capacities(sequence, self._memory.min_prompt_bytes(sequence.num_tokens))
-            if fits is None:
+            least = self._memory.min_prompt_bytes(sequence.num_tokens)
+            if not self.limits.paged and planner.capacities(sequence, least) is None:
                 break
             begin = self._admissible_prefix(sequence, prefill)
             if isinstance(begin, Sibling):

@@ -35,9 +35,12 @@ class Sequence:
         cached: tokens that were cached when it was first scheduled; None before that.
         shared: prompt tokens that other prompts are known to begin with as well.
         match: the version of the prefix cache at its last look-up, and the tokens found.
+        pages: numbers of the full pages of the prefix cache from which it began, or would begin
+            after its last look-up. Rows and prompts that have the same number share the page.
         prompt_bytes: bytes reserved for its prompt's cache, from its first chunk until its rows
             have joined.
         prompt_tokens: length of the prompt.
+        max_total_tokens: the maximum tokens, prompt and output, that it may reach.
         forked: whether it stands for one choice only.
         shares_prompt: whether its row began with the cache of a prompt that other choices of the
             request began with as well; set by the scheduler whenever its row begins.
@@ -71,8 +74,10 @@ class Sequence:
     cached: int | None = None
     shared: int = 0
     match: tuple[int, int] = (-1, 0)
+    pages: tuple[int, ...] = ()
     prompt_bytes: int = 0
-    prompt_tokens: int = field(default=0)
+    prompt_tokens: int = 0
+    max_total_tokens: int = field(init=False)
     forked: bool = False
     shares_prompt: bool = False
     finished: bool = False
@@ -88,6 +93,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.prompt_tokens = self.prompt_tokens or len(self.tokens)
+        self.max_total_tokens = self.prompt_tokens + self.max_tokens
         self.forked = self.forked or self.n == 1
 
     @property
@@ -103,19 +109,14 @@ class Sequence:
         return self._ids
 
     @property
-    def max_total_tokens(self) -> int:
-        """The maximum tokens, prompt and output, that the sequence may reach."""
-        return self.prompt_tokens + self.max_tokens
-
-    @property
     def generated(self) -> int:
         """Output tokens, those in flight included."""
-        return self.num_tokens - self.prompt_tokens
+        return len(self.tokens) + self.in_flight - self.prompt_tokens
 
     @property
     def rows(self) -> int:
         """The rows that the sequence takes, or will take once it forks."""
-        return len(self.choices) if self.max_tokens else 0
+        return self.num_choices if self.max_tokens else 0
 
     @property
     def scored(self) -> bool:
@@ -131,6 +132,11 @@ class Sequence:
     def choices(self) -> list[int]:
         """The indices of the choices that the sequence stands for."""
         return [self.index] if self.forked else list(range(self.n))
+
+    @property
+    def num_choices(self) -> int:
+        """The number of choices that the sequence stands for."""
+        return 1 if self.forked else self.n
 
     @property
     def rank(self) -> tuple[float, int, int]:
@@ -156,3 +162,4 @@ class Sequence:
     def start_over(self) -> None:
         """Resets a preempted sequence: none of its tokens count as computed."""
         self.computed = 0
+        self.pages = ()

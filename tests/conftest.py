@@ -46,7 +46,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Excludes the imported modules from all later collections of garbage, and collects less often."""
+    """Keeps imported modules out of later collections of garbage, and collects less often."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000)

@@ -201,7 +201,8 @@ class Generation:
         before = choice.tokens
         deltas = choice.take(output)
         taken = choice.tokens - before
-        choice.count_drafts(output, taken)
+        if output.accepted or output.rejected:
+            choice.count_drafts(output, taken)
         self._account.spend(taken)
         if choice.finish is not None and output.finish is None:
             self._streams[prompt].stop(output.index)

@@ -13,6 +13,7 @@ _ESCAPES = (
 
 def one_line(encoded: bytes) -> bytes:
     """The same JSON, whose text ``str.splitlines`` does not split."""
-    for character, escape in _ESCAPES:
-        encoded = encoded.replace(character, escape)
+    if not encoded.isascii():
+        for character, escape in _ESCAPES:
+            encoded = encoded.replace(character, escape)
     return encoded

@@ -43,14 +43,17 @@ class Request(BaseModel):
         """
         found = [self.model_extra or {}]
         for name in type(self).model_fields:
-            parts = _parts(getattr(self, name))
+            field = getattr(self, name)
+            if not isinstance(field, list | dict | Request):
+                continue
+            parts = _parts(field)
             if len(parts) > MAX_PARTS:
                 raise RequestError(
                     f"{name}: at most {MAX_PARTS} parts (messages, content parts, calls) in all",
                     name,
                 )
             objects = [value for part in parts for value in part.__dict__.values()]
-            objects = [value for value in (*objects, getattr(self, name)) if type(value) is dict]
+            objects = [value for value in (*objects, field) if type(value) is dict]
             if sum(map(values_of, objects)) > MAX_VALUES:
                 raise RequestError(f"{name}: at most {MAX_VALUES} values in all objects", name)
             found += [part.model_extra or {} for part in parts]

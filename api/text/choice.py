@@ -151,8 +151,9 @@ class TextChoice(Choice):
         text = self._add_tokens(output)
         if output.finish is not None:
             text += self._text.finish()
-        self.finish = self.finish_of(output, self._text.stopped)
-        scored = self._scored()
+        if output.finish is not None or self._text.stopped:
+            self.finish = self.finish_of(output, self._text.stopped)
+        scored = None if self._queue is None else self._scored(self._queue)
         if not (text or scored or self.finish):
             return []
         return [OutputDelta(self.index, text, scored, self.finish)]
@@ -173,9 +174,7 @@ class TextChoice(Choice):
                 break
         return text
 
-    def _scored(self) -> list[Scored] | None:
-        if self._queue is None:
-            return None
+    def _scored(self, queue: LogprobQueue) -> list[Scored]:
         if self.finish is not None and not self._text.stopped:
-            return self._queue.take_rest()
-        return self._queue.take(self._text.sent)
+            return queue.take_rest()
+        return queue.take(self._text.sent)

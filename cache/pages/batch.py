@@ -86,7 +86,7 @@ class PagedBatch:
     def _restore(self, row: int, rows: PageRows, state: Snapshot, window: int | None) -> None:
         """Gives an empty row one kind's tokens of a state.
 
-        NOTE: copies are dispatched at once, because pages are read and written in that order.
+        NOTE: writes are dispatched at once, because pages are read and written in that order.
         """
         layers = [i for i, kind in enumerate(self.kinds) if kind.window == window]
         pieces = [state.layers[i] for i in layers]
@@ -95,11 +95,8 @@ class PagedBatch:
             needed = rows.pool.oldest_seen(state.stop)
             run = first.run.part(max(first.run.start, needed), state.stop)
             if (source := rows.adopt(row, run)) is not None:
-                last = rows.last(row, 1)
-                for i in layers:
-                    layer = self.memory.layers[i]
-                    copy = layer.get([source], 0, run.stop % PAGE_TOKENS)
-                    mx.async_eval(layer.put(last, 0, copy))
+                (last,) = rows.last(row, 1)
+                rows.pool.copies.add(source, last)
             return
         tokens = min((p.tokens for p in pieces if isinstance(p, AttentionPiece)), default=0)
         tokens = min(tokens, state.stop - rows.pool.oldest_seen(state.stop))
@@ -169,7 +166,7 @@ class PagedBatch:
                 pages.trim(row, offset)
 
     def take_moves(self) -> list[mx.array]:
-        """Nothing is pending: joins dispatch their copies."""
+        """Nothing is pending: a step dispatches the copies of its joins."""
         return []
 
     def resize(self, capacity: Capacity, step: int = 1) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import mlx.core as mx
 import numpy as np
@@ -58,6 +59,7 @@ class LayerPages:
             self.buffers = KeysValues(*(_zeros(self.pool.pages + 1, like) for like in stored))
             # Allocated at once: a lazy array would be a new one for each step that is compiled.
             mx.eval(*self.buffers)
+            self.pool.copies.layers.append(partial(self.kernels.copy, self.buffers))
         return self.buffers
 
     def get(self, pages: Sequence[Page], first: int, tokens: int) -> KVPiece:
@@ -66,6 +68,7 @@ class LayerPages:
         The copy is lazy: evaluate it before these pages may be written. It has no heads if the
         model has never written to this layer.
         """
+        self.pool.copies.dispatch()
         if self.buffers is None:
             empty = mx.zeros((1, 0, tokens, 0))
             return KVPiece(empty, empty)
@@ -80,6 +83,7 @@ class LayerPages:
         """
         if not piece.keys.shape[1]:
             return []
+        self.pool.copies.dispatch()
         new = KeysValues(piece.keys, piece.values)
         buffers = self._allocated(new)
         numbers = np.array([page.number for page in pages], np.int32)

@@ -70,3 +70,14 @@ class PageKernels(Protocol):
             An array that is ready once the tokens are written.
         """
         ...
+
+    def copy(self, buffers: KeysValues, pairs: mx.array) -> mx.array:
+        """Copies pages.
+
+        Args:
+            pairs: ``[copies, 2]`` int32, the page to read and the page to write; none is both.
+
+        Returns:
+            An array that is ready once the pages are written.
+        """
+        ...

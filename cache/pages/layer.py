@@ -197,7 +197,8 @@ def paged_step(
     ]
     rows += [(0, 1)] * padding
     tables = {}
-    for window in memory.pools:
+    for window, pool in memory.pools.items():
+        pool.copies.dispatch()
         tables_of = [batch.rows[window] for batch, _ in batches]
         width = max(min_width, *(one.width for one in tables_of))
         parts = [one.table(width) for one in tables_of]

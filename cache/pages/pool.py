@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from chairlift.cache.pages.copies import PageCopies
 from chairlift.cache.pages.page import PAGE_TOKENS
 
 
@@ -47,6 +48,9 @@ class PagePool:
         pages: the number of pages, without page 0.
         reclaim: called when no page is free; drops cached prefixes, one or more, and returns
             whether it dropped any.
+
+    Attributes:
+        copies: copies of pages that are still to be made.
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class PagePool:
         self.window = window
         self.pages = pages
         self.reclaim = reclaim
+        self.copies = PageCopies()
         # The lowest numbers are taken first.
         self.free = list(range(pages, 0, -1))
 

@@ -6,6 +6,8 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from chairlift.cache.pages.page import PAGE_TOKENS
+from chairlift.cache.pages.piece import PagedPiece
 from chairlift.cache.path_digest import PathDigest
 from chairlift.cache.prefix.node import Node
 from chairlift.cache.snapshot import LayerKind, Snapshot, merged
@@ -29,11 +31,32 @@ class Match:
         Raises:
             ValueError: the tree has evicted part of it since the match.
         """
+        return merged(self.kinds, self._path())
+
+    def full_pages(self) -> tuple[int, ...]:
+        """The numbers of the full pages that a sequence shares if it begins with the snapshot.
+
+        They are those of the full-attention layers; none if the state is not in pages.
+        """
+        layer = next((i for i, kind in enumerate(self.kinds) if kind == LayerKind(None)), None)
+        if layer is None or self.length < PAGE_TOKENS:
+            return ()
+        first, *later = (snapshot.layers[layer] for snapshot in self._path())
+        pieces = [piece for piece in later if isinstance(piece, PagedPiece)]
+        if not isinstance(first, PagedPiece) or len(pieces) < len(later):
+            return ()
+        # None if a part would have to be copied.
+        whole = first.followed_by(pieces)
+        pages = () if whole is None else whole.run.pages[: self.length // PAGE_TOKENS]
+        return tuple(page.number for page in pages)
+
+    def _path(self) -> list[Snapshot]:
+        """The snapshots of ``[0, length)``, which follow each other."""
         nodes = [node for node in self._alive() if node.start < self.length]
         path = [node.snapshot for node in reversed(nodes)]
         if path:
             path[-1] = path[-1].part(path[-1].start, min(path[-1].stop, self.length))
-        return merged(self.kinds, path)
+        return path
 
     def _alive(self) -> Iterator[Node]:
         """The nodes from the deepest upwards. Raises ValueError if the deepest was evicted."""

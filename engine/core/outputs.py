@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 
 from chairlift.engine.core.background import Background
@@ -23,7 +23,7 @@ from chairlift.engine.messages import (
     TokenLogprobs,
     TokenOutput,
 )
-from chairlift.engine.sampling.outcomes import token_of
+from chairlift.engine.sampling.outcomes import tokens_of
 from chairlift.engine.sampling.readout import cut, read_logprobs
 from chairlift.scheduler.scheduler import Scheduler
 from chairlift.scheduler.sequence import Sequence
@@ -68,18 +68,18 @@ class Outputs:
         """Reads a computed step's tokens, ends finished sequences, and adds outputs of failures."""
         now = time.monotonic()
         logprobs = read_logprobs(None if step.sampled is None else step.sampled.logprobs)
-        starts = step.starts
         drafts = step.drafts or [()] * len(step.rows)
-        results = list(zip(step.rows, step.outcomes, drafts, strict=True))
-        results += [(sequence, [], ()) for sequence in step.prompt_only]
+        results = list(zip(step.rows, step.outcomes, drafts, step.starts, strict=True))
+        results += [(sequence, [], (), 0) for sequence in step.prompt_only]
         outputs = []
-        for row, (sequence, outcomes, draft) in enumerate(results):
+        # NOTE: this runs for each row of each step, while the device may wait for the host.
+        for sequence, outcomes, draft, start in results:
             if sequence.finished:
                 continue
             try:
-                tokens = [token_of(outcome, self._requests.vocabulary) for outcome in outcomes]
-                lines = [logprobs.get(starts[row] + i) for i in range(len(tokens))]
-                output = self._output(sequence, tokens, lines, now)
+                output = self._output(sequence, tokens_of(outcomes, self._requests.vocabulary), now)
+                if logprobs:
+                    self._add_logprobs(sequence, output, logprobs, start)
                 if draft:
                     self._count_draft(sequence, output, len(draft), len(outcomes) - 1)
                 if sequence in step.prompt_outputs:
@@ -124,36 +124,42 @@ class Outputs:
         for work in self._background:
             work.drop(sequence, last)
 
-    def _output(
-        self,
-        sequence: Sequence,
-        tokens: list[int],
-        logprobs: list[TokenLogprobs | None],
-        now: float,
-    ) -> TokenOutput:
+    def _output(self, sequence: Sequence, tokens: list[int], now: float) -> TokenOutput:
         """The output for one row's tokens; without tokens, for a request that is only a prompt."""
         first = sequence.first_token_at is None
         request = self._requests.request_for(sequence)
         reason: FinishReason | None = "length"
         if tokens:
-            count, reason = request.end(sequence, tokens)
-            tokens = tokens[:count]
+            tokens, reason = request.end(sequence, tokens)
             self._scheduler.read(sequence, tokens)
             self._time_tokens(sequence, len(tokens), now)
             if self._constraints.complete(sequence):
                 reason = "stop"
-        requested = request.submit.params.logprobs
-        own = [line for line in logprobs[: len(tokens)] if line is not None]
-        return TokenOutput(
-            sequence.request_id,
-            sequence.index,
-            tokens,
-            [cut(line, requested) for line in own] if own and requested is not None else None,
-            reason,
-            bool(tokens) and tokens[-1] in request.stop_ids,
-            cached_tokens=(sequence.cached or 0) if first else 0,
-            prefill_times=PrefillTimes(sequence.chunks, now) if first else None,
-        )
+        output = TokenOutput(sequence.request_id, sequence.index, tokens, None, reason)
+        if first:
+            output.cached_tokens = sequence.cached or 0
+            output.prefill_times = PrefillTimes(sequence.chunks, now)
+        if reason is not None:
+            output.ended_by_token = bool(tokens) and tokens[-1] in request.stop_ids
+        return output
+
+    def _add_logprobs(
+        self,
+        sequence: Sequence,
+        output: TokenOutput,
+        logprobs: Mapping[int, TokenLogprobs],
+        start: int,
+    ) -> None:
+        """Adds the log-probabilities of an output's tokens, if they are requested.
+
+        Args:
+            logprobs: those of the step, by line.
+            start: the line of the output's first token.
+        """
+        requested = self._requests.request_for(sequence).submit.params.logprobs
+        lines = range(start, start + len(output.token_ids))
+        if requested is not None and lines:
+            output.logprobs = [cut(logprobs[line], requested) for line in lines]
 
     def _count_draft(
         self, sequence: Sequence, output: TokenOutput, proposed: int, right: int
@@ -171,7 +177,8 @@ class Outputs:
 
     def _time_tokens(self, sequence: Sequence, count: int, now: float) -> None:
         last, sequence.last_token_at = sequence.last_token_at, now
-        sequence.first_token_at = sequence.first_token_at or now
+        if last is None:
+            sequence.first_token_at = sequence.first_token_at or now
         if sequence.replay:
             return
         stats = self._recorder.current

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -39,19 +38,19 @@ class ActiveRequest:
         constrained = params.grammar is not None or params.thinking is not None
         return Constraint(params, matcher) if constrained else None
 
-    def end(self, sequence: Sequence, tokens: Seq[int]) -> tuple[int, FinishReason | None]:
-        """Whether a sequence ends with one of the tokens that were just read.
+    def end(self, sequence: Sequence, tokens: list[int]) -> tuple[list[int], FinishReason | None]:
+        """Whether a sequence ends with one of the tokens that were just read, at least one.
 
         Returns:
-            How many of the tokens belong to its output, and why it ends; None if it continues.
+            Those of the tokens that belong to its output, and why it ends; None if it continues.
         """
         left = sequence.max_total_tokens - len(sequence.tokens)
-        for count, token in enumerate(tokens, 1):
+        if len(tokens) < left and self.stop_ids.isdisjoint(tokens):
+            return tokens, None
+        for count, token in enumerate(tokens[:left], 1):
             if token in self.stop_ids:
-                return count, "stop"
-            if count >= left:
-                return count, "length"
-        return len(tokens), None
+                return tokens[:count], "stop"
+        return tokens[:left], "length"
 
     def finished(
         self, sequence: Sequence, reason: FinishReason, now: float

@@ -72,11 +72,12 @@ class StepRecorder:
         stats.duration = duration
         stats.rows = len(offsets)
         active = users((*scheduler.running, *scheduler.prefilling))
-        stats.running = sum(len(s.choices) for s in active)
+        stats.running = sum(s.num_choices for s in active)
         stats.waiting = scheduler.waiting.choices
-        stats.adapters_running = sum(len(s.choices) for s in active if s.adapter)
+        stats.adapters_running = sum(s.num_choices for s in active if s.adapter)
         stats.prefill_tokens = sum(plan.chunks[s] for s in users(plan.chunks))
-        stats.decode_tokens = sum(1 + len(plan.drafts.get(s, ())) for s in users(plan.decode))
+        drafted = sum(len(plan.drafts[s]) for s in users(plan.drafts))
+        stats.decode_tokens = len(users(plan.decode)) + drafted
         stats.preemptions = len(users(plan.preempted))
         stats.swapped_bytes = {"memory": self._swap.nbytes, "disk": self._swap.disk_nbytes}
         self._prefixes.report(stats)

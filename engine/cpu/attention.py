@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from chairlift.cache.layer import Mask
 from chairlift.cache.packed import Part
-from chairlift.engine.cpu import compiled_matmul
+from chairlift.engine.cpu.compiled import compiled_matmul
 from chairlift.engine.cpu.gemm import Floats, products
 from chairlift.engine.cpu.views import BLOCK, view
 from chairlift.engine.device.profile import SCORE_BYTES

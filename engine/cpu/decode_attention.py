@@ -8,15 +8,17 @@ computes the same.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from chairlift.cache.layer import Mask
-from chairlift.cache.packed import PackedLayer, PackedMask
+from chairlift.cache.packed import PackedLayer, PackedMask, attend_on_host
 from chairlift.engine.cpu import decoder_layer
 from chairlift.engine.cpu.attention import attended
+from chairlift.engine.cpu.compiled import row_attention
 from chairlift.engine.cpu.decoder_layer import DecodeCache, DecodeMask
 from chairlift.engine.cpu.gemm import Floats
 from chairlift.engine.cpu.host_linear import HostLinear, Products
@@ -68,24 +70,34 @@ class HostAttention:
             normed = [norm(part) for norm, part in zip(self._norms, split, strict=True)]
             queries_keys = np.concatenate(normed, axis=1)
         rotated = self._layer.rope.rotate(queries_keys, cache.offset)
-        new = rotated[:, heads:, None], values.reshape(rows, key_heads, 1, dim)
+        arrays = rotated[:, :heads], rotated[:, heads:], values.reshape(rows, key_heads, dim)
         if isinstance(cache, PackedLayer):
             assert isinstance(mask, PackedMask)
-            own = rotated[:, :heads, None]
-            mixed = cache.attend_on_host(own, *new, mask, self._attended)
+            mixed = cache.attend_on_host(*arrays, mask, self)
         else:
             assert not isinstance(mask, PackedMask)
-            seen = cache.write_on_host(*new)
-            if seen is None:
-                seen = cache.update_and_fetch(*map(mx.array, new))
-            mixed = self._attended(rotated[:, :heads, None], *seen, mask)
+            mixed = attend_on_host(cache, *arrays, mask, self)
         result = self._output(mixed.reshape(rows, -1))
         if self._output_bias is not None:
             result += self._output_bias
         return result
 
-    def _attended(self, queries: Floats, keys: mx.array, values: mx.array, mask: Mask) -> Floats:
-        """Attention of queries ``[rows, heads, step, dim]``; see ``attended``."""
+    def by_row(
+        self,
+        queries: Floats,
+        keys: mx.array,
+        values: mx.array,
+        counts: Sequence[int],
+        begun: Sequence[int],
+    ) -> Floats | None:
+        """See ``HostAttend``."""
+        stored = view(keys), view(values)
+        if not row_attention.supports(queries, *stored):
+            return None
+        return row_attention.attend(queries, *stored, counts, begun, self._layer.scale)
+
+    def masked(self, queries: Floats, keys: mx.array, values: mx.array, mask: Mask) -> Floats:
+        """See ``HostAttend``."""
         rows, heads, step, dim = queries.shape
         mx.eval(keys, values, mask if isinstance(mask, mx.array) else [])
         grouped = queries.reshape(rows, keys.shape[1], -1, dim)

@@ -11,7 +11,8 @@ from typing import NamedTuple, Protocol
 
 import mlx.core as mx
 
-from chairlift.engine.cpu import bf16_matmul, blas_matmul, compiled_matmul
+from chairlift.engine.cpu import bf16_matmul, blas_matmul
+from chairlift.engine.cpu.compiled import compiled_matmul
 from chairlift.engine.cpu.gemm import Floats
 
 # Up to so many tokens, reading the weights takes longer than multiplying.

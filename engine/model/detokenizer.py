@@ -26,6 +26,9 @@ class ByteDetokenizer:
 
     def __init__(self, token_bytes: list[bytes], strip: bool) -> None:
         self._token_bytes = token_bytes
+        # The texts of tokens that are whole characters, as far as they have been needed. Copies of
+        # the detokenizer share them.
+        self._texts: dict[int, str] = {}
         self._strip = strip
         self.reset()
 
@@ -33,6 +36,8 @@ class ByteDetokenizer:
         """Starts a new text."""
         self.tokens: list[int] = []
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        # Whether the decoder has a part of a character.
+        self._partial = False
         self._segments: list[str] = []
         self._read = 0
         self._at_start = True
@@ -40,12 +45,23 @@ class ByteDetokenizer:
     def add_token(self, token: int) -> None:
         """Adds the next token. An id outside the vocabulary has no text, as in ``decode``."""
         self.tokens.append(token)
-        if 0 <= token < len(self._token_bytes):
-            self._append(self._decoder.decode(self._token_bytes[token]))
+        text = None if self._partial else self._texts.get(token)
+        self._append(self._decode(token) if text is None else text)
 
     def finalize(self) -> None:
         """Ends the text: an incomplete character becomes U+FFFD."""
         self._append(self._decoder.decode(b"", final=True))
+
+    def _decode(self, token: int) -> str:
+        """The characters that a token completes."""
+        if not 0 <= token < len(self._token_bytes):
+            return ""
+        alone = not self._partial
+        text = self._decoder.decode(self._token_bytes[token])
+        self._partial = bool(self._decoder.getstate()[0])
+        if alone and not self._partial:
+            self._texts[token] = text
+        return text
 
     def _append(self, text: str) -> None:
         if text and self._at_start:

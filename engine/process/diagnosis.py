@@ -129,7 +129,8 @@ def _blas(name: str | None, warning: str | None) -> Finding:
 
 
 def _matrix_units(blas: str | None) -> Finding:
-    from chairlift.engine.cpu import bf16_matmul, compiled_matmul
+    from chairlift.engine.cpu import bf16_matmul
+    from chairlift.engine.cpu.compiled import compiled_matmul
 
     if bf16_matmul.available():
         return Finding("matrix units", "AMX for bfloat16, used")

@@ -21,7 +21,7 @@ from chairlift.engine.parallel.journal import (
     Turn,
     digest,
 )
-from chairlift.engine.sampling.outcomes import token_of
+from chairlift.engine.sampling.outcomes import tokens_of
 from chairlift.scheduler.sequence import Sequence
 
 
@@ -115,7 +115,7 @@ class Follower:
             if sequence.finished:
                 continue
             try:
-                tokens = [token_of(outcome, self.core.requests.vocabulary) for outcome in outcomes]
+                tokens = tokens_of(outcomes, self.core.requests.vocabulary)
             except RowFailed:
                 continue
             self.core.scheduler.read(sequence, tokens)

@@ -46,15 +46,15 @@ def row_outcomes(tokens: mx.array, best: mx.array, raw: mx.array, masked: bool) 
     return mx.where(sound & some, mx.where(possible, tokens, NO_CHOICE), NONFINITE)
 
 
-def token_of(outcome: int, vocabulary: int) -> int:
-    """The token of an outcome read from the device.
+def tokens_of(outcomes: list[int], vocabulary: int) -> list[int]:
+    """The tokens of outcomes read from the device.
 
     Raises:
-        RowFailed: the outcome is a failure code or outside the vocabulary.
+        RowFailed: an outcome is a failure code or outside the vocabulary.
     """
-    if 0 <= outcome < vocabulary:
-        return outcome
-    reason, message = _FAILURES.get(
-        outcome, ("bad_token", f"the device gave token {outcome}, and there are {vocabulary}")
-    )
-    raise RowFailed(message, reason)
+    for outcome in outcomes:
+        if not 0 <= outcome < vocabulary:
+            unknown = f"the device gave token {outcome}, and there are {vocabulary}"
+            reason, message = _FAILURES.get(outcome, ("bad_token", unknown))
+            raise RowFailed(message, reason)
+    return outcomes

@@ -108,9 +108,9 @@ def test_layers_without_values_are_written() -> None:
 
 
 def host_step(batch: BatchCache) -> tuple[mx.array, mx.array]:
-    keys, values = (np.array(array) for array in tokens_to_kv(new_tokens(batch, 1)))
+    keys, values = (np.array(array)[:, :, 0] for array in tokens_to_kv(new_tokens(batch, 1)))
     with batch.step(1):
-        written = batch.attention[0].write_on_host(keys, values)
+        written = batch.attention[0].write_on_host(keys, values, [1] * len(batch))
         assert written is not None
     return written
 
@@ -131,6 +131,31 @@ def test_numpy_writes_what_mlx_writes(lengths: list[int], steps: int) -> None:
             for row, tokens in enumerate(ours.offsets):
                 assert mx.array_equal(one[row, :, :tokens], other[row, :, :tokens]).item()
     assert_rows_hold_their_tokens(ours)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=5),
+    data=st.data(),
+)
+def test_numpy_writes_each_rows_own_tokens(lengths: list[int], data: st.DataObject) -> None:
+    """Of tokens that rows may take back, each row has a number of its own, and keeps some."""
+    batch = filled([FULL], lengths)
+    host_step(batch)
+    before = batch.offsets
+    counts = [data.draw(st.integers(0, 5)) for _ in lengths]
+    counts[0] += 1
+    kept = [data.draw(st.integers(0, count)) for count in counts]
+    widest = new_tokens(batch, max(counts))
+    keys, values = (
+        np.concatenate([np.array(array)[r, :, :n].swapaxes(0, 1) for r, n in enumerate(counts)])
+        for array in tokens_to_kv(widest)
+    )
+    speculation = Speculation(batch)
+    with speculation.step(max(counts), counts):
+        assert batch.attention[0].write_on_host(keys, values, counts) is not None
+    speculation.commit(kept)
+    assert batch.offsets == [offset + own for offset, own in zip(before, kept, strict=True)]
+    assert_rows_hold_their_tokens(batch)
 
 
 @given(
@@ -163,9 +188,9 @@ def test_numpy_writes_into_an_isolated_copy_only() -> None:
     host_step(batch)
     copied = Speculation(batch, isolated=True).batch
     host_step(batch)
-    keys = np.zeros((2, 2, 1, 3), np.float32)
+    keys, values = np.zeros((2, 2, 3), np.float32), np.zeros((2, 2, 5), np.float32)
     with copied.step(1):
-        assert copied.attention[0].write_on_host(keys, np.zeros((2, 2, 1, 5), np.float32))
+        assert copied.attention[0].write_on_host(keys, values, [1, 1])
     assert_rows_hold_their_tokens(batch)
 
 
@@ -187,19 +212,20 @@ def test_snapshots_that_share_memory_outlive_a_rewind(
     else:
         assert batch.rewind(0, max(0, batch.offsets[0] - back))
     for _ in range(steps):
-        keys = np.full((len(batch), 2, 1, 3), -7, np.float32)
-        values = np.full((len(batch), 2, 1, 5), -7, np.float32)
+        counts = [1] * len(batch)
+        keys = np.full((len(batch), 2, 3), -7, np.float32)
+        values = np.full((len(batch), 2, 5), -7, np.float32)
         layer = batch.attention[0]
         with batch.step(1):
-            if layer.write_on_host(keys, values) is None:
-                layer.update_and_fetch(mx.array(keys), mx.array(values))
+            if layer.write_on_host(keys, values, counts) is None:
+                layer.update_and_fetch(*(mx.array(new)[:, :, None] for new in (keys, values)))
     for row, snapshot in enumerate(taken):
         (piece,) = snapshot.layers
         assert isinstance(piece, KVPiece)
         wanted = tokens_to_kv(1000 * row + np.arange(snapshot.stop)[None])
         for found, expected in zip(piece.arrays, wanted, strict=True):
             assert mx.array_equal(found, expected).item()
-    assert layer.write_on_host(keys, values) is not None, "one write by MLX is enough"
+    assert layer.write_on_host(keys, values, counts) is not None, "one write by MLX is enough"
 
 
 @pytest.mark.parametrize("case", ["window", "empty", "quantized"])
@@ -208,11 +234,12 @@ def test_numpy_leaves_other_layers_to_mlx(case: str) -> None:
     quantization = Quantization(8, 32) if case == "quantized" else None
     batch = BatchCache([kind], quantization)
     batch.join()
-    keys, values = (np.ones((1, 2, 1, 32), np.float32) for _ in range(2))
+    keys, values = (np.ones((1, 2, 32), np.float32) for _ in range(2))
+    new = [mx.array(array)[:, :, None] for array in (keys, values)]
     if case != "empty":
         with batch.step(1):
-            batch.layers[0].update_and_fetch(mx.array(keys), mx.array(values))
+            batch.layers[0].update_and_fetch(*new)
     with batch.step(1):
-        assert batch.attention[0].write_on_host(keys, values) is None
-        batch.layers[0].update_and_fetch(mx.array(keys), mx.array(values))
+        assert batch.attention[0].write_on_host(keys, values, [1]) is None
+        batch.layers[0].update_and_fetch(*new)
     assert batch.offsets == [1 if case == "empty" else 2]

@@ -18,7 +18,7 @@ MODEL_LABELS = {"model_name": "m", "engine": "0"}
 
 @pytest.fixture
 def recorder() -> Recorder:
-    recorder = Recorder()
+    recorder = Recorder("1.2")
     recorder.model_loaded("m", model_info())
     return recorder
 
@@ -154,7 +154,7 @@ def test_computed_prompt_tokens_exclude_the_cached_ones(recorder: Recorder) -> N
 
 @pytest.mark.parametrize(("bits", "label"), [(None, "none"), (8, "8")])
 def test_the_cache_config_has_a_label_for_its_bits(bits: int | None, label: str) -> None:
-    recorder = Recorder()
+    recorder = Recorder("1.2")
     info = model_info(kv_bits=bits)
     recorder.model_loaded("m", info)
     config = {

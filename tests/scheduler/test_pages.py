@@ -13,10 +13,13 @@ from chairlift.cache.pages.budget import PROMPTS
 from chairlift.cache.pages.page import step_size, step_size_below
 from chairlift.scheduler.bands import ONE_BAND
 from chairlift.scheduler.limits import Limits
+from chairlift.scheduler.page_planner import PagePlanner
 from chairlift.scheduler.plan import NO_CAPACITY
 from chairlift.scheduler.scheduler import Scheduler
+from chairlift.scheduler.sequence import Sequence
 
 FULL = KVGeometry(100)
+BITS = str.maketrans("ab", "01")
 PAGE = 64 * 100
 
 
@@ -104,6 +107,42 @@ def test_choices_share_the_full_pages_of_their_prompt() -> None:
     assert len(alone.scheduler.waiting) == 3, "the choices would not fit together"
     alone.drain()
     assert len(alone.finished) == 3
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(st.tuples(st.text("ab", max_size=4), st.integers(1, 150)), max_size=5),
+    prompts=st.lists(st.tuples(st.text("ab", max_size=4), st.integers(1, 150)), max_size=3),
+    more=st.tuples(st.text("ab", max_size=4), st.integers(65, 150)),
+)
+def test_pages_of_a_tree_of_prefixes_count_once(
+    rows: list[tuple[str, int]], prompts: list[tuple[str, int]], more: tuple[str, int]
+) -> None:
+    """A prefix is a path in a binary tree; each of its nodes is a page that sequences share."""
+
+    def sequence(path: str, own: int) -> Sequence:
+        made = make_sequence(path, 64 * len(path) + own, outputs=1000)
+        made.pages = tuple(int("1" + path[: i + 1].translate(BITS), 2) for i in range(len(path)))
+        return made
+
+    def pages(spare: int) -> int:
+        shared = {path[: i + 1] for path, _ in (*rows, *prompts, more) for i in range(len(path))}
+        own = [64 * len(path) + tokens for path, tokens in rows]
+        begun = [64 * len(path) + tokens + 1 for path, tokens in (*prompts, more)]
+        prefixes = sum(len(path) for path, _ in (*rows, *prompts, more))
+        return sum(-(-(n + spare) // 64) for n in (*own, *begun)) - prefixes + len(shared)
+
+    # Beside others a prompt begins only if each of them has a page to grow.
+    enough = pages(64 if rows or prompts else 0)
+    for usable in (enough - 1, enough):
+        planner = PagePlanner(
+            _pages(usable, rows=20),
+            [sequence(*row) for row in rows],
+            [sequence(*prompt) for prompt in prompts],
+            [NO_CAPACITY],
+        )
+        fits = planner.capacities(sequence(*more)) is not None
+        assert fits == (usable == enough), (usable, enough)
 
 
 def test_a_preempted_choice_shares_nothing_any_more() -> None:

@@ -10,6 +10,7 @@ from chairlift.cache.quantized import Quantization
 from chairlift.engine.cuda.paged import put as paged_put
 from chairlift.engine.cuda.paged.arrays import TokenStep
 from chairlift.engine.cuda.paged.chunk_attention import chunk_attention
+from chairlift.engine.cuda.paged.copy_pages import copy_pages
 from chairlift.engine.cuda.paged.packing import pack
 from chairlift.engine.cuda.paged.tiles import chunk_step
 from chairlift.engine.cuda.paged.token_attention import DTYPES, HEAD_DIMS, token_attention
@@ -51,6 +52,9 @@ class CudaPages:
     def put(self, buffers: KeysValues, new: KeysValues, slots: mx.array) -> mx.array:
         check_alike(*new)
         return paged_put.put(buffers, new, slots)
+
+    def copy(self, buffers: KeysValues, pairs: mx.array) -> mx.array:
+        return copy_pages(buffers, pairs)
 
 
 def _token_by_token(

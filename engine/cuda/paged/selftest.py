@@ -14,6 +14,7 @@ from chairlift.cache.pages.page import PAGE_TOKENS
 from chairlift.cache.pages.step import ChunkPlace
 from chairlift.engine.cuda.paged.arrays import ChunkStep, TokenStep
 from chairlift.engine.cuda.paged.chunk_attention import chunk_attention
+from chairlift.engine.cuda.paged.copy_pages import copy_pages
 from chairlift.engine.cuda.paged.put import put
 from chairlift.engine.cuda.paged.tiles import chunk_tiles
 from chairlift.engine.cuda.paged.token_attention import token_attention
@@ -49,6 +50,7 @@ def kernels_work() -> bool:
         and chunks_right(window=None, with_sinks=False)
         and chunks_right(window=100, with_sinks=True)
         and put_right()
+        and copies_right()
     )
 
 
@@ -111,6 +113,21 @@ def put_right() -> bool:
         return expected
 
     return _PUT_TRIAL.passes(mlx, ours)
+
+
+def copies_right() -> bool:
+    """Tries to copy two pages, and to change no others."""
+    shape = (5, _KEY_HEADS, PAGE_TOKENS)
+    pool = KeysValues(*(_random(*shape, seed=seed) for seed in (1, 2)))
+    pairs = mx.array([[4, 2], [1, 3]], mx.int32)
+    expected = mx.stack([array[mx.array([0, 1, 4, 1, 4])] for array in pool])
+    mx.eval(pool, pairs, expected)
+
+    def ours() -> mx.array:
+        mx.eval(copy_pages(pool, pairs))
+        return mx.stack(list(pool))
+
+    return _PUT_TRIAL.passes(lambda: expected, ours)
 
 
 class _Inputs(NamedTuple):

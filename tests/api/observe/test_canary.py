@@ -58,7 +58,7 @@ class WatchedEngine:
 
     def __init__(self, client: LocalClient) -> None:
         self.client = client
-        self.recorder = Recorder()
+        self.recorder = Recorder("1.2")
         self.canary = Canary(client, self.recorder, INTERVAL)
         self.steps: list[StepStats] = []
         self.sent: list[Submit] = []

@@ -152,6 +152,48 @@ def test_one_row_continues_in_the_last_page_and_others_copy_it() -> None:
     model.decode()
 
 
+def test_one_operation_a_layer_copies_the_pages_of_all_joins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    copied = []
+
+    def copy(kernels: HostPages, buffers: KeysValues, pairs: mx.array) -> mx.array:
+        copied.append(len(pairs))
+        return original(kernels, buffers, pairs)
+
+    original = HostPages.copy
+    monkeypatch.setattr(HostPages, "copy", copy)
+    model = _Model(_memory())
+    state = model.prompt(1, PAGE_TOKENS + 10).extract(0)
+    for _ in range(8):
+        model.join(1, state)
+    assert not copied
+    model.decode()
+    assert copied == [8] * len(KINDS)
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_pending_copies_come_before_all_that_reads_or_writes_their_pages(reads: bool) -> None:
+    """A copy of a copy, a row whose state is read before its first step, and reused pages."""
+    memory = _memory()
+    model = _Model(memory)
+    state = model.prompt(1, PAGE_TOKENS + 10).extract(0)
+    model.join(1, state)
+    model.join(1, model.batch.extract(0))
+    if reads:
+        for piece in model.batch.extract(1).layers:
+            assert isinstance(piece, PagedPiece)
+            expected = _keys(1)[None, :, PAGE_TOKENS + 10 - piece.tokens : PAGE_TOKENS + 10]
+            assert mx.array_equal(piece.loaded().keys, expected)
+    # The only other reference to the copied page goes, and another sequence is restored.
+    del state
+    keys = _keys(2)[None, :, : PAGE_TOKENS + 5]
+    pieces = tuple(KVPiece(keys, keys) for _ in KINDS)
+    model.join(2, Snapshot(0, PAGE_TOKENS + 5, pieces))
+    for _ in range(3):
+        model.decode()
+
+
 def test_the_prefix_tree_shares_pages_and_frees_them() -> None:
     """A longer prompt that shares a prefix continues in a copy of one page."""
     memory = _memory(kinds=(LayerKind(None),))

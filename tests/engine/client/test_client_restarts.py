@@ -146,7 +146,7 @@ async def test_a_replay_that_crashes_the_engine_is_not_repeated(
 ) -> None:
     steps: list[StepStats] = []
     client.on_step = steps.append
-    canary = Canary(client, Recorder(), interval=0.01)
+    canary = Canary(client, Recorder("1.2"), interval=0.01)
     running = asyncio.create_task(canary.run())
     try:
         await until(lambda: canary._row_future)

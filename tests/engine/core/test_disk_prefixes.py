@@ -225,7 +225,7 @@ def test_store_statistics_are_reported_without_new_requests(tmp_path: Path) -> N
     assert store.flush(10)
     bench.drain()
     assert bench.core.idle
-    recorder = Recorder()
+    recorder = Recorder("1.2")
     recorder.model_loaded("m", model_info())
     for stats in bench.stats:
         recorder.record_step(stats)

@@ -24,11 +24,13 @@ from chairlift.engine.model.probe import probe
 from chairlift.scheduler.limits import Limits
 
 
-def _core(kind: TinyKind, kv_tokens: int, prefix: int = 0, swap: bool = False) -> EngineCore:
+def _core(
+    kind: TinyKind, kv_tokens: int, prefix: int = 0, swap: bool = False, rows: int = 4
+) -> EngineCore:
     model = tiny_model(kind)
     attention.install(model)
     geometry, vocabulary, layers = probe(model, kind)
-    limits = Limits(4, 40, kv_tokens * geometry.bytes_per_token, geometry)
+    limits = Limits(rows, 36 + rows, kv_tokens * geometry.bytes_per_token, geometry)
     kinds = [layer.kind for layer in layers]
     return build_core(
         model,
@@ -120,6 +122,49 @@ def test_many_rows_store_a_shared_prompt_once() -> None:
     (band,) = core.batch.bands
     assert isinstance(band, PagedBatch)
     assert reserved == (6 + 4) * band.memory.page_bytes(None)
+
+
+def test_the_pages_of_a_prefix_count_once_for_all_its_rows() -> None:
+    """Rows that share a prompt run together in memory that has room for it only once."""
+    core = _core("llama", 16 * PAGE_TOKENS, prefix=16 * PAGE_TOKENS)
+    prompt = [3 + i % 200 for i in range(6 * PAGE_TOKENS)]
+    params = SamplingParams(max_tokens=30, seed=0, temperature=0.0)
+    core.submit(Submit("first", [*prompt, 5], params))
+    while not core.idle:
+        core.step()
+    for number in range(4):
+        core.submit(Submit(str(number), [*prompt, 6 + number], params))
+    rows = preempted = 0
+    while not core.idle:
+        stats = core.step().stats
+        rows, preempted = max(rows, stats.running), preempted + stats.preemptions
+    assert (rows, preempted) == (4, 0)
+
+
+@pytest.mark.parametrize("swap", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_with_prefixes_of_a_tree_never_lack_pages(seed: int, swap: bool) -> None:
+    """Random prompts with parts in common, in memory for few of them."""
+    rng = random.Random(seed)
+    core = _core("llama", 11 * PAGE_TOKENS, prefix=6 * PAGE_TOKENS, swap=swap, rows=8)
+    parts = [[rng.randrange(3, 250) for _ in range(rng.randint(30, 150))] for _ in range(4)]
+    waiting, ended, shared = 40, 0, 0
+    while waiting or not core.idle:
+        if waiting and rng.random() < 0.3:
+            waiting -= 1
+            common = sum(rng.sample(parts[1:], rng.randint(0, 2)), list(parts[0]))
+            prompt = [*common[: rng.randint(1, 300)], rng.randrange(3, 250)]
+            params = SamplingParams(max_tokens=rng.randint(1, 90), seed=0, temperature=0.0)
+            core.submit(Submit(str(waiting), prompt, params, rng.choice([1, 1, 1, 2])))
+        output = core.step()
+        ended += sum(part.finish is not None for part in output.outputs)
+        assert not any(part.finish == "error" for part in output.outputs)
+        pages = [page for row in core.scheduler.running for page in row.pages]
+        shared = max(shared, len(pages) - len(set(pages)))
+        for band in core.batch.bands:
+            band.check_integrity()
+    assert ended >= 40
+    assert shared, "no two rows shared a prefix"
 
 
 def test_a_chunk_is_dispatched_while_the_step_before_runs() -> None:

@@ -198,7 +198,7 @@ def test_a_failing_step_ends_the_engine_and_its_message_is_not_logged(
 
 async def test_a_stream_that_cannot_process_its_output_fails_alone() -> None:
     client = ScriptedClient()
-    recorder = Recorder()
+    recorder = Recorder("1.2")
     recorder.model_loaded("m", model_info())
     client.on_step = recorder.record_step
     bad, good = submitted(client, "bad"), submitted(client, "good")
@@ -217,7 +217,7 @@ async def test_failing_statistics_end_no_stream(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     client = ScriptedClient()
-    client.on_step = Recorder().record_step  # it fails: no model is loaded
+    client.on_step = Recorder("1.2").record_step  # it fails: no model is loaded
     stream = submitted(client, "good")
     client.step(TokenOutput("good", 0, [5]))
     client.step(TokenOutput("good", 0, [6], finish="length"))

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chairlift.engine.cpu import compiled_matmul, llvm_kernel
-from chairlift.engine.cpu.compiled_matmul import CompiledMatrix, attention_products
+from chairlift.engine.cpu.compiled import compiled_matmul, llvm_kernel
+from chairlift.engine.cpu.compiled.compiled_matmul import CompiledMatrix, attention_products
 from chairlift.engine.cpu.worker_threads import WorkerThreads, shared
 
 pytestmark = pytest.mark.skipif(

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import random
 from functools import partial
 from typing import Any
 
 import mlx.core as mx
 import pytest
+from conformance.configs import tiny_args
 from conformance.weights import tiny_model
 from mlx_lm.models import llama
 
+from chairlift.cache.batch import BatchCache
 from chairlift.cache.kinds import make_batch
+from chairlift.cache.packed import BatchStep, packed
+from chairlift.cache.speculation import Speculation
 from chairlift.engine.cpu import decode_attention as host_attention
 from chairlift.engine.cpu import host_linear, kernels
 from chairlift.engine.cpu.matrix import Backend
@@ -41,6 +46,40 @@ def test_whole_decoder_layers_are_replaced(name: str) -> None:
     host_attention.install(model)
     assert all(type(layer.self_attn) is not attention for layer in model.layers)
     assert all(type(layer) is not block for layer in model.layers)
+
+
+@pytest.mark.parametrize("dim", [16, 32])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3_text", "ministral3"])
+def test_rows_with_drafts_of_any_lengths_are_unchanged(name: str, dim: int) -> None:
+    """With the compiled attention and without it, in layers with windows and without."""
+    module, args = tiny_args(name)
+    args.head_dim = dim
+    mx.random.seed(1)
+    plain = module.Model(args)
+    mx.eval(plain.parameters())
+    replaced = module.Model(args)
+    replaced.update(plain.parameters())
+    kernels.install(replaced, exactly=True)
+    host_attention.install(replaced)
+    ours, theirs = _filled(replaced), _filled(plain)
+    rng = random.Random(dim)
+    for _ in range(12):
+        counts = [rng.choice([1, 1, 2, 5, 17]) for _ in range(len(ours))]
+        length, drafts = max(counts), (Speculation(ours), Speculation(theirs))
+        tokens = mx.array([[rng.randrange(1, 20) for _ in range(length)] for _ in counts])
+        taken = [(row, i) for row, count in enumerate(counts) for i in range(count)]
+        fed = mx.array([tokens[place].item() for place in taken])[:, None]
+        with packed([BatchStep(ours, counts, counts, drafts[0].step)]) as layers:
+            logits = replaced(fed, cache=layers)[:, 0]
+            mx.eval(logits)
+        with drafts[1].step(length, counts):
+            expected = plain(tokens, cache=drafts[1].layers)
+            mx.eval(expected)
+        kept = [rng.randint(1, count) for count in counts]
+        for line, place in enumerate(taken):
+            assert mx.allclose(logits[line], expected[place], rtol=1e-3, atol=1e-4)
+        for draft in drafts:
+            draft.commit(kept)
 
 
 def test_attention_of_another_form_is_not_replaced() -> None:
@@ -86,7 +125,8 @@ def _model(name: str) -> Any:
     return model
 
 
-def _decode(model: Any) -> list[mx.array]:
+def _filled(model: Any) -> BatchCache:
+    """Caches with three rows of different lengths."""
     make = partial(make_batch, model)
     batch = make()
     for length in (3, 9, 1):
@@ -96,6 +136,11 @@ def _decode(model: Any) -> list[mx.array]:
             model(mx.arange(1, length + 1)[None], cache=prompt.layers)
         mx.eval(prompt.state)
         batch.join(prompt.extract(0))
+    return batch
+
+
+def _decode(model: Any) -> list[mx.array]:
+    batch = _filled(model)
     results = []
     for step in range(40):
         with batch.step(1):

@@ -19,7 +19,7 @@ from chairlift.engine.cuda import grouped, heads, low_rank
 from chairlift.engine.cuda.grouped import Weights, grouped_product
 from chairlift.engine.cuda.heads import HeadNorms, Heads, split_heads, swiglu
 from chairlift.engine.cuda.low_rank import add_low_rank
-from chairlift.engine.cuda.paged import chunk_attention, packing, put, token_attention
+from chairlift.engine.cuda.paged import chunk_attention, copy_pages, packing, put, token_attention
 from chairlift.engine.cuda.paged.arrays import ChunkStep, TokenStep
 from chairlift.engine.cuda.paged.tiles import chunk_tiles
 
@@ -29,7 +29,7 @@ pytestmark = [
 ]
 
 MODULES: list[ModuleType] = [
-    *(chunk_attention, token_attention, put, packing),
+    *(chunk_attention, token_attention, put, packing, copy_pages),
     *(heads, grouped, low_rank),
 ]
 EIGHT, FOUR = Quantization(8, 64), Quantization(4, 32)
@@ -132,6 +132,7 @@ def test_packing_of_keys_compiles(quantization: Quantization, compiled: list[Com
 def test_kernels_beside_attention_compile(compiled: list[Compiled]) -> None:
     pool = KeysValues(*[_numbers(2, 1, PAGE_TOKENS, 128)] * 2)
     put.put(pool, KeysValues(*[_numbers(1, 1, 3, 128)] * 2), _numbers(3, dtype=mx.int32))
+    copy_pages.copy_pages(pool, _numbers(1, 2, dtype=mx.int32))
     norms = HeadNorms(_numbers(128), _numbers(128), 1e-6)
     shape = Heads(4, 1, 128, _numbers(64, dtype=mx.float32), norms, None)
     split_heads(_numbers(2, 1, 6 * 128), _numbers(2, dtype=mx.int32), shape)

@@ -13,7 +13,13 @@ import pytest
 from emulator.kernels import COMPILER, emulated
 
 from chairlift.cache.pages.kernels import KeysValues
-from chairlift.engine.cuda.paged import chunk_attention, put, selftest, token_attention
+from chairlift.engine.cuda.paged import (
+    chunk_attention,
+    copy_pages,
+    put,
+    selftest,
+    token_attention,
+)
 from chairlift.engine.cuda.paged.arrays import ChunkStep, TokenStep
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++ on Linux")
@@ -117,3 +123,13 @@ def test_wrong_slots_are_found(right: bool, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(selftest, "put", changed)
     with emulated(put, backwards=False):
         assert selftest.put_right() == right
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_wrong_copies_are_found(right: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def changed(pool: KeysValues, pairs: mx.array) -> mx.array:
+        return copy_pages.copy_pages(pool, pairs if right else mx.contiguous(pairs[:, ::-1]))
+
+    monkeypatch.setattr(selftest, "copy_pages", changed)
+    with emulated(copy_pages, backwards=False):
+        assert selftest.copies_right() == right

@@ -6,8 +6,9 @@ import os
 
 import pytest
 
-from chairlift.engine.cpu import bf16_matmul, compiled_matmul
+from chairlift.engine.cpu import bf16_matmul
 from chairlift.engine.cpu.blas import BlasReport
+from chairlift.engine.cpu.compiled import compiled_matmul
 from chairlift.engine.device import profile
 from chairlift.engine.process import diagnosis
 from chairlift.engine.process.diagnosis import diagnose, speed_advice

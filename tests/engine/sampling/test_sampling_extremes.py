@@ -18,7 +18,7 @@ from chairlift.engine.messages import SamplingParams
 from chairlift.engine.sampling.draw import PARTS, chosen_part, sample_categorical
 from chairlift.engine.sampling.logprobs import top_logprobs
 from chairlift.engine.sampling.masks import allow, free
-from chairlift.engine.sampling.outcomes import NO_CHOICE, NONFINITE, token_of
+from chairlift.engine.sampling.outcomes import NO_CHOICE, NONFINITE, tokens_of
 from chairlift.engine.sampling.sampler import Sampled, Sampler, SamplerRow
 
 # A multiple of the vector width, so that a row is rounded alike at any place of a batch.
@@ -214,11 +214,10 @@ def test_samples_of_any_weights_are_in_the_vocabulary(
 
 
 def test_outcomes_read_from_the_device_are_checked() -> None:
-    assert token_of(0, 10) == 0
-    assert token_of(9, 10) == 9
+    assert tokens_of([0, 9], 10) == [0, 9]
     for outcome, reason in ((10, "bad_token"), (-3, "bad_token"), (NONFINITE, "nonfinite_logits")):
         with pytest.raises(RowFailed) as raised:
-            token_of(outcome, 10)
+            tokens_of([1, outcome], 10)
         assert raised.value.reason == reason
 
 

@@ -95,6 +95,12 @@ class HostPages:
             buffer[where // PAGE_TOKENS, :, where % PAGE_TOKENS] = array[0].swapaxes(0, 1)
         return mx.array([1])
 
+    def copy(self, buffers: KeysValues, pairs: mx.array) -> mx.array:
+        (source, target), *memory = (array.T for array in memory_of(pairs, *buffers))
+        for buffer in memory:
+            buffer[..., target] = buffer[..., source]
+        return mx.array([1])
+
 
 def _gathered(buffer: mx.array, tables: mx.array) -> mx.array:
     """Each sequence's columns: ``[sequences, key heads, columns, dim]``."""

@@ -27,6 +27,7 @@ struct __half {
 };
 
 struct float4 { float x, y, z, w; };
+struct uint4 { unsigned x, y, z, w; };
 
 void __threadfence() {}
 template <typename T> T __ldcg(const T* from) { return *from; }

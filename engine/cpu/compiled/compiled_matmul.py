@@ -12,9 +12,10 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from chairlift.engine.cpu import llvm_kernel, worker_threads
+from chairlift.engine.cpu import worker_threads
+from chairlift.engine.cpu.compiled import llvm_kernel
+from chairlift.engine.cpu.compiled.llvm_attention import COUNTER_BYTES
 from chairlift.engine.cpu.gemm import Floats
-from chairlift.engine.cpu.llvm_attention import COUNTER_BYTES
 from chairlift.engine.cpu.views import Scratch, view
 
 # Products of fewer numbers end before another thread has begun.
@@ -58,7 +59,7 @@ class CompiledMatrix:
         result: Floats = _products.array(np.float32, len(x), self._stride)
         if not len(x):
             return result[:, : self.stops[-1]]
-        _run(
+        run_shared(
             self._multiply,
             *(self._packed.ctypes.data, x.ctypes.data, result.ctypes.data),
             *(len(x), self._inputs, self._stride),
@@ -83,7 +84,7 @@ def attention_products(a: Floats, b: Floats, scale: float = 1.0) -> Floats | Non
         return None
     a = np.ascontiguousarray(a if scale == 1 else a * np.float32(scale))
     result = np.empty((rows, heads, m, n), np.float32)
-    _run(
+    run_shared(
         function,
         *(a.ctypes.data, b.ctypes.data, result.ctypes.data, m, k, n, heads),
         *(stride // b.itemsize for stride in (b.strides[0], b.strides[1], step)),
@@ -93,7 +94,7 @@ def attention_products(a: Floats, b: Floats, scale: float = 1.0) -> Floats | Non
     return result
 
 
-def _run(function: Callable[..., int], *arguments: int, parts: int, is_shared: bool) -> None:
+def run_shared(function: Callable[..., int], *arguments: int, parts: int, is_shared: bool) -> None:
     """Calls a function of the kernel, on all threads if ``is_shared``."""
     threads = worker_threads.shared.get() if is_shared else 1
     share = max(1, parts // (threads * _PARTS)) if threads > 1 else parts

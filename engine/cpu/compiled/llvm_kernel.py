@@ -15,8 +15,8 @@ import platform
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from chairlift.engine.cpu import llvm_attention
-from chairlift.engine.cpu.llvm_attention import WIDE
+from chairlift.engine.cpu.compiled import llvm_attention, llvm_row_attention
+from chairlift.engine.cpu.compiled.llvm_attention import WIDE
 
 # Inputs whose weights in a panel stay in the L1 or L2 cache while all tokens are multiplied.
 _BLOCK = 1024
@@ -39,6 +39,7 @@ class Kernel(NamedTuple):
         bfloat16: the same for panels in bfloat16.
         transposed: see ``llvm_attention``.
         plain: see ``llvm_attention``.
+        rows: see ``llvm_row_attention``.
         engine: owns the code's memory.
     """
 
@@ -48,6 +49,7 @@ class Kernel(NamedTuple):
     bfloat16: Callable[..., int]
     transposed: Callable[..., int]
     plain: Callable[..., int]
+    rows: Callable[..., int]
     engine: Any
 
 
@@ -85,18 +87,21 @@ def compiled() -> Kernel | None:
     engine.finalize_object()
     size, address = ctypes.c_int64, ctypes.c_void_p
 
-    def function(name: str, sizes: int) -> Callable[..., int]:
-        prototype = ctypes.CFUNCTYPE(size, *[address] * 3, *[size] * sizes, address)
+    def function(name: str, addresses: int, sizes: int) -> Callable[..., int]:
+        # Behind a function's own arguments: the number of parts, the share, and the counters.
+        types = [*[address] * addresses, *[size] * (sizes + 2), address]
+        prototype = ctypes.CFUNCTYPE(size, *types)
         compiled_function: Callable[..., int] = prototype(engine.get_function_address(name))
         return compiled_function
 
     return Kernel(
         lanes=registers.lanes,
         outputs=WIDE * registers.lanes,
-        float32=function("float", 5),
-        bfloat16=function("bfloat", 5),
-        transposed=function("transposed", 9),
-        plain=function("plain", 9),
+        float32=function("float", 3, 3),
+        bfloat16=function("bfloat", 3, 3),
+        transposed=function("transposed", 3, 7),
+        plain=function("plain", 3, 7),
+        rows=function("rows", llvm_row_attention.ADDRESSES, llvm_row_attention.SIZES),
         engine=engine,
     )
 
@@ -106,25 +111,30 @@ def _registers(features: Any) -> _Registers | None:
         return _Registers(lanes=4, tokens=8)
     if not (features.get("avx2") and features.get("fma")):
         return None
-    return _Registers(16, 8) if features.get("avx512f") else _Registers(8, 6)
+    return _Registers(16, 12) if features.get("avx512f") else _Registers(8, 6)
 
 
 def _source(registers: _Registers) -> str:
     """The kernel in LLVM's language."""
     vector = f"<{registers.lanes} x float>"
-    parts = [f"declare {vector} @llvm.fma.v{registers.lanes}f32({vector}, {vector}, {vector})"]
+    parts = [
+        f"declare {vector} @llvm.fma.v{registers.lanes}f32({vector}, {vector}, {vector})",
+        "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)",
+    ]
     for kind in ("float", "bfloat"):
         counts = range(1, registers.tokens + 1)
         parts += [_tile(kind, registers.lanes, tokens) for tokens in counts]
         parts.append(_panels(kind, registers))
-    parts.append(llvm_attention.source(registers.lanes, registers.tokens))
+    for attention in (llvm_attention, llvm_row_attention):
+        parts.append(attention.source(registers.lanes, registers.tokens))
     return "\n".join(parts)
 
 
 def _tile(kind: str, lanes: int, tokens: int) -> str:
     """A function that adds a block of inputs to the sums of some tokens and one panel.
 
-    The weights of an input are ``step`` numbers after those of the input before.
+    The weights of an input are ``step`` numbers after those of the input before. With bfloat16,
+    which only panels have, the next panel is prefetched while this one is multiplied.
     """
     vector, integers = f"<{lanes} x float>", f"<{lanes} x i32>"
     loaded = vector if kind == "float" else f"<{lanes} x i16>"
@@ -155,6 +165,12 @@ def _tile(kind: str, lanes: int, tokens: int) -> str:
         lines.append(f"%s{name} = phi {vector} [%b{name}, %entry], [%n{name}, %loop]")
     element = "float" if kind == "float" else "i16"
     lines += ["%at = mul i64 %i, %step", f"%wi = getelementptr {element}, ptr %w, i64 %at"]
+    if kind == "bfloat":
+        lines += [
+            f"%ahead = mul i64 %inputs, {WIDE * lanes}",
+            "%wa = getelementptr i16, ptr %wi, i64 %ahead",
+            "call void @llvm.prefetch.p0(ptr %wa, i32 0, i32 2, i32 1)",
+        ]
     for wide in range(WIDE):
         lines.append(f"%wp{wide} = getelementptr {loaded}, ptr %wi, i64 {wide}")
         if kind == "float":
@@ -193,7 +209,10 @@ def _tile(kind: str, lanes: int, tokens: int) -> str:
 
 
 def _panels(kind: str, registers: _Registers) -> str:
-    """The function that takes panels until none is left; see ``Kernel``."""
+    """The function that takes panels until none is left; see ``Kernel``.
+
+    The tokens are divided evenly: a small tile takes nearly as long as a large one.
+    """
     outputs, most = WIDE * registers.lanes, registers.tokens
     tiles = "\n".join(
         f"tile{tokens}:\n"
@@ -228,10 +247,15 @@ tokens_loop:
   %to = mul i64 %t, %stride
   %yt = getelementptr float, ptr %yp, i64 %to
   %rest = sub i64 %tokens, %t
-  switch i64 %rest, label %tile{most} [ {cases} ]
+  %rest_up = add i64 %rest, {most - 1}
+  %tiles = udiv i64 %rest_up, {most}
+  %others = sub i64 %tiles, 1
+  %tile_up = add i64 %rest, %others
+  %tile = udiv i64 %tile_up, %tiles
+  switch i64 %tile, label %tile{most} [ {cases} ]
 {tiles}
 tokens_end:
-  %t_next = add i64 %t, {most}
+  %t_next = add i64 %t, %tile
   %t_more = icmp ult i64 %t_next, %tokens
   br i1 %t_more, label %tokens_loop, label %block_end
 block_end:

@@ -1,0 +1,241 @@
+"""Attention of rows with any numbers of new tokens, in LLVM's language; see ``llvm_kernel``.
+
+A part of a call is one key head of one *tile*: a few tokens of a row, with the queries of all heads
+that share the key head. The columns that the tile sees are read in blocks. A block's keys are
+transposed, so that the functions for products with weights compute the scores. A softmax that goes
+on from block to block turns them into weights, and the same functions sum the values.
+
+A token's result is identical to the last bit whichever tokens are computed beside it: blocks begin
+at the same columns for all tokens, and a column that a token does not see has the weight 0.
+
+Arguments: the addresses of the queries ``[tokens, heads, dim]``, already multiplied by the scale,
+of keys and values ``[rows, key heads, columns, dim]``, of the result ``[tokens, heads, width]`` and
+of the tiles; the numbers of heads and key heads, ``dim``, ``width``; then, for keys and for values,
+the numbers from one row, one head and one column to the next. A tile is four integers: its first
+token, how many tokens, their row, and the columns that the first of them sees.
+"""
+
+from __future__ import annotations
+
+from chairlift.engine.cpu.compiled.llvm_attention import WIDE, shared
+from chairlift.engine.cpu.compiled.llvm_softmax import (
+    LEAST,
+    exponential,
+    number,
+    softmax,
+    transpose,
+)
+
+# Queries of a tile, which share the transposition of keys.
+MAX_QUERIES = 48
+# Columns of a block: a tile's scores of a block, and its values, stay in the L1 or L2 cache.
+_BLOCK = 128
+
+_ARGUMENTS = (
+    "ptr %q, ptr %keys, ptr %values, ptr %out, ptr %tiles, i64 %heads, i64 %key_heads, i64 %dim, "
+    "i64 %width, i64 %kr, i64 %kh, i64 %kc, i64 %vr, i64 %vh, i64 %vc"
+)
+ADDRESSES, SIZES = _ARGUMENTS.count("ptr"), _ARGUMENTS.count("i64")
+
+
+def source(lanes: int, most: int) -> str:
+    """The function ``rows``, for registers of ``lanes`` numbers and up to ``most`` sums each."""
+    passed = f"call void @attend_tile({_ARGUMENTS}, i64 %part)\nbr label %part_end"
+    parts = [
+        exponential(lanes),
+        transpose(lanes),
+        softmax(lanes),
+        _queries(most),
+        _tile(WIDE * lanes),
+        shared("rows", _ARGUMENTS, passed),
+    ]
+    return "\n".join(parts)
+
+
+def _queries(most: int) -> str:
+    """A function that multiplies all of a tile's queries by one panel; see ``llvm_kernel``."""
+    tiles = "\n".join(
+        f"tile{count}:\n"
+        f"call void @float_{count}(ptr %w, ptr %xq, ptr %yq, i64 %inputs, i64 %count, "
+        "i64 %stride, i64 %step, i1 %first)\n"
+        "br label %next"
+        for count in range(1, most + 1)
+    )
+    cases = " ".join(f"i64 {count}, label %tile{count}" for count in range(1, most))
+    return f"""
+define internal void @tile_products(ptr %w, ptr %x, ptr %y, i64 %queries, i64 %inputs, i64 %count,
+                                    i64 %stride, i64 %step, i1 %first) {{
+entry:
+  br label %loop
+loop:
+  %n = phi i64 [0, %entry], [%n_next, %next]
+  %xo = mul i64 %n, %inputs
+  %xq = getelementptr float, ptr %x, i64 %xo
+  %yo = mul i64 %n, %stride
+  %yq = getelementptr float, ptr %y, i64 %yo
+  %rest = sub i64 %queries, %n
+  switch i64 %rest, label %tile{most} [ {cases} ]
+{tiles}
+next:
+  %n_next = add i64 %n, {most}
+  %more = icmp ult i64 %n_next, %queries
+  br i1 %more, label %loop, label %end
+end:
+  ret void
+}}
+"""
+
+
+def _tile(panel: int) -> str:
+    """The function that computes one key head of one tile."""
+    return f"""
+declare i64 @llvm.smax.i64(i64, i64)
+declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
+define internal void @attend_tile({_ARGUMENTS}, i64 %part) {{
+entry:
+  %number = udiv i64 %part, %key_heads
+  %head = urem i64 %part, %key_heads
+  %tile = getelementptr [4 x i64], ptr %tiles, i64 %number
+  %first = load i64, ptr %tile, align 8
+  %tokens_at = getelementptr i64, ptr %tile, i64 1
+  %tokens = load i64, ptr %tokens_at, align 8
+  %row_at = getelementptr i64, ptr %tile, i64 2
+  %row = load i64, ptr %row_at, align 8
+  %seen_at = getelementptr i64, ptr %tile, i64 3
+  %seen = load i64, ptr %seen_at, align 8
+  %more_seen = add i64 %seen, %tokens
+  %columns = sub i64 %more_seen, 1
+  %group = udiv i64 %heads, %key_heads
+  %queries = mul i64 %tokens, %group
+  %kro = mul i64 %row, %kr
+  %kho = mul i64 %head, %kh
+  %ko = add i64 %kro, %kho
+  %k = getelementptr float, ptr %keys, i64 %ko
+  %vro = mul i64 %row, %vr
+  %vho = mul i64 %head, %vh
+  %vo = add i64 %vro, %vho
+  %v = getelementptr float, ptr %values, i64 %vo
+  %q_size = mul i64 %queries, %dim
+  %own = alloca float, i64 %q_size, align 64
+  %s_size = mul i64 %queries, {_BLOCK}
+  %scores = alloca float, i64 %s_size, align 64
+  %m_size = mul i64 %queries, %width
+  %mixed = alloca float, i64 %m_size, align 64
+  %t_size = mul i64 %dim, {panel}
+  %transposed = alloca float, i64 %t_size, align 64
+  %highest = alloca float, i64 %queries, align 64
+  %sums = alloca float, i64 %queries, align 64
+  %first_head = mul i64 %head, %group
+  %group_dim = mul i64 %group, %dim
+  %group_bytes = mul i64 %group_dim, 4
+  br label %copy
+copy:
+  %t = phi i64 [0, %entry], [%t_next, %copy]
+  %token = add i64 %first, %t
+  %line = mul i64 %token, %heads
+  %query = add i64 %line, %first_head
+  %from_o = mul i64 %query, %dim
+  %from = getelementptr float, ptr %q, i64 %from_o
+  %to_o = mul i64 %t, %group_dim
+  %to = getelementptr float, ptr %own, i64 %to_o
+  call void @llvm.memcpy.p0.p0.i64(ptr %to, ptr %from, i64 %group_bytes, i1 0)
+  %t_next = add i64 %t, 1
+  %t_more = icmp ult i64 %t_next, %tokens
+  br i1 %t_more, label %copy, label %begin
+begin:
+  %i = phi i64 [0, %copy], [%i_next, %begin]
+  %high_at = getelementptr float, ptr %highest, i64 %i
+  store float {number(LEAST)}, ptr %high_at, align 4
+  %sum_at = getelementptr float, ptr %sums, i64 %i
+  store float 0.0, ptr %sum_at, align 4
+  %i_next = add i64 %i, 1
+  %i_more = icmp ult i64 %i_next, %queries
+  br i1 %i_more, label %begin, label %block
+block:
+  %b = phi i64 [0, %begin], [%b_next, %block_end]
+  %left = sub i64 %columns, %b
+  %count = call i64 @llvm.umin.i64(i64 %left, i64 {_BLOCK})
+  %bo = mul i64 %b, %kc
+  %kb = getelementptr float, ptr %k, i64 %bo
+  br label %panel
+panel:
+  %p = phi i64 [0, %block], [%p_next, %panel]
+  %po = mul i64 %p, %kc
+  %kp = getelementptr float, ptr %kb, i64 %po
+  %wide = sub i64 %count, %p
+  call void @transpose(ptr %kp, ptr %transposed, i64 %dim, i64 %kc, i64 %wide)
+  %sp = getelementptr float, ptr %scores, i64 %p
+  call void @tile_products(ptr %transposed, ptr %own, ptr %sp, i64 %queries, i64 %dim, i64 %dim,
+                           i64 {_BLOCK}, i64 {panel}, i1 1)
+  %p_next = add i64 %p, {panel}
+  %p_more = icmp ult i64 %p_next, %count
+  br i1 %p_more, label %panel, label %weigh
+weigh:
+  %n = phi i64 [0, %panel], [%n_next, %weigh]
+  %n_token = udiv i64 %n, %group
+  %n_seen = add i64 %seen, %n_token
+  %n_left = sub i64 %n_seen, %b
+  %n_so = mul i64 %n, {_BLOCK}
+  %n_s = getelementptr float, ptr %scores, i64 %n_so
+  %n_high = getelementptr float, ptr %highest, i64 %n
+  %n_sum = getelementptr float, ptr %sums, i64 %n
+  %n_mo = mul i64 %n, %width
+  %n_mixed = getelementptr float, ptr %mixed, i64 %n_mo
+  %n_limit = call i64 @llvm.smax.i64(i64 %n_left, i64 0)
+  %n_visible = call i64 @llvm.umin.i64(i64 %n_limit, i64 %count)
+  call void @softmax(ptr %n_s, i64 %n_visible, i64 %count, ptr %n_high, ptr %n_sum, ptr %n_mixed,
+                     i64 %width)
+  %n_next = add i64 %n, 1
+  %n_more = icmp ult i64 %n_next, %queries
+  br i1 %n_more, label %weigh, label %mix
+mix:
+  %is_first = icmp eq i64 %b, 0
+  %vbo = mul i64 %b, %vc
+  %vb = getelementptr float, ptr %v, i64 %vbo
+  br label %mix_panel
+mix_panel:
+  %d = phi i64 [0, %mix], [%d_next, %mix_panel]
+  %vp = getelementptr float, ptr %vb, i64 %d
+  %mp = getelementptr float, ptr %mixed, i64 %d
+  call void @tile_products(ptr %vp, ptr %scores, ptr %mp, i64 %queries, i64 {_BLOCK}, i64 %count,
+                           i64 %width, i64 %vc, i1 %is_first)
+  %d_next = add i64 %d, {panel}
+  %d_more = icmp ult i64 %d_next, %width
+  br i1 %d_more, label %mix_panel, label %block_end
+block_end:
+  %b_next = add i64 %b, {_BLOCK}
+  %b_more = icmp ult i64 %b_next, %columns
+  br i1 %b_more, label %block, label %write
+write:
+  %y = phi i64 [0, %block_end], [%y_next, %write_end]
+  %y_token = udiv i64 %y, %group
+  %y_head = urem i64 %y, %group
+  %y_line = add i64 %first, %y_token
+  %y_heads = mul i64 %y_line, %heads
+  %y_first = add i64 %y_heads, %first_head
+  %y_query = add i64 %y_first, %y_head
+  %y_oo = mul i64 %y_query, %width
+  %y_out = getelementptr float, ptr %out, i64 %y_oo
+  %y_mo = mul i64 %y, %width
+  %y_mixed = getelementptr float, ptr %mixed, i64 %y_mo
+  %y_sum_at = getelementptr float, ptr %sums, i64 %y
+  %y_sum = load float, ptr %y_sum_at, align 4
+  br label %number_loop
+number_loop:
+  %z = phi i64 [0, %write], [%z_next, %number_loop]
+  %z_from = getelementptr float, ptr %y_mixed, i64 %z
+  %z_value = load float, ptr %z_from, align 4
+  %z_share = fdiv float %z_value, %y_sum
+  %z_to = getelementptr float, ptr %y_out, i64 %z
+  store float %z_share, ptr %z_to, align 4
+  %z_next = add i64 %z, 1
+  %z_more = icmp ult i64 %z_next, %width
+  br i1 %z_more, label %number_loop, label %write_end
+write_end:
+  %y_next = add i64 %y, 1
+  %y_more = icmp ult i64 %y_next, %queries
+  br i1 %y_more, label %write, label %end
+end:
+  ret void
+}}
+"""

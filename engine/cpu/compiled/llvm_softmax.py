@@ -1,0 +1,206 @@
+"""Parts of ``llvm_row_attention``: e to the power of numbers, transposition, and softmax."""
+
+from __future__ import annotations
+
+import math
+import struct
+
+from chairlift.engine.cpu.compiled.llvm_attention import WIDE
+
+# The highest score before the first one, and the score of a column that a query does not see.
+LEAST = -3.4e38
+# e to the power of less than this is as good as 0.
+_MIN_EXPONENT = -87.0
+# Cephes' expf: coefficients of e^x for |x| <= log(2) / 2, from that of x^7 to that of x^2; and
+# log(2) as the sum of two numbers, the first with so few digits that its multiples are exact.
+_EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 0.16666665459, 0.5)
+_LOG2_HIGH, _LOG2_LOW = 0.693359375, -2.12194440e-4
+# Added to a small number, it rounds it to an integer, which is in the lowest bits of the sum.
+_ROUND = 1.5 * 2**23
+
+
+def number(value: float) -> str:
+    """A float32 in LLVM's notation, which has the digits of a double."""
+    (rounded,) = struct.unpack("f", struct.pack("f", value))
+    return f"0x{struct.pack('>d', rounded).hex().upper()}"
+
+
+def _all(value: float, lanes: int) -> str:
+    """A register of equal numbers."""
+    return "<" + ", ".join([f"float {number(value)}"] * lanes) + ">"
+
+
+def exponential(lanes: int) -> str:
+    """e to the power of numbers that are at most 0; NaN stays NaN."""
+    vector, integers = f"<{lanes} x float>", f"<{lanes} x i32>"
+    fma, least = f"call {vector} @llvm.fma.v{lanes}f32", _all(_MIN_EXPONENT, lanes)
+    bias, shift = (", ".join([f"i32 {value}"] * lanes) for value in (127, 23))
+    lines = [
+        f"define internal {vector} @exponential({vector} %x) alwaysinline {{",
+        f"%small = fcmp olt {vector} %x, {least}",
+        f"%c = select <{lanes} x i1> %small, {vector} {least}, {vector} %x",
+        f"%t = fmul {vector} %c, {_all(1 / math.log(2), lanes)}",
+        f"%m = fadd {vector} %t, {_all(_ROUND, lanes)}",
+        f"%n = fsub {vector} %m, {_all(_ROUND, lanes)}",
+        f"%r0 = {fma}({vector} %n, {vector} {_all(-_LOG2_HIGH, lanes)}, {vector} %c)",
+        f"%r = {fma}({vector} %n, {vector} {_all(-_LOG2_LOW, lanes)}, {vector} %r0)",
+    ]
+    power = _all(_EXP[0], lanes)
+    for place, coefficient in enumerate(_EXP[1:]):
+        added = _all(coefficient, lanes)
+        lines.append(f"%p{place} = {fma}({vector} {power}, {vector} %r, {vector} {added})")
+        power = f"%p{place}"
+    lines += [
+        f"%rr = fmul {vector} %r, %r",
+        f"%y0 = {fma}({vector} {power}, {vector} %rr, {vector} %r)",
+        f"%y = fadd {vector} %y0, {_all(1.0, lanes)}",
+        f"%i = bitcast {vector} %m to {integers}",
+        f"%b = add {integers} %i, <{bias}>",
+        f"%e = shl {integers} %b, <{shift}>",
+        f"%f = bitcast {integers} %e to {vector}",
+        f"%z = fmul {vector} %y, %f",
+        f"ret {vector} %z",
+        "}",
+    ]
+    return "\n".join(lines)
+
+
+def transpose(lanes: int) -> str:
+    """A function that transposes the keys of a panel's columns to ``[dim, columns]``.
+
+    The last of fewer columns is repeated.
+    """
+    vector, panel = f"<{lanes} x float>", WIDE * lanes
+    lines = [
+        "declare i64 @llvm.umin.i64(i64, i64)",
+        "define internal void @transpose(ptr %b, ptr %t, i64 %dim, i64 %step, i64 %columns) {",
+        "entry:",
+        "%last = sub i64 %columns, 1",
+    ]
+    for column in range(panel):
+        lines += [
+            f"%c{column} = call i64 @llvm.umin.i64(i64 {column}, i64 %last)",
+            f"%o{column} = mul i64 %c{column}, %step",
+            f"%p{column} = getelementptr float, ptr %b, i64 %o{column}",
+        ]
+    lines += ["br label %loop", "loop:", "%d = phi i64 [0, %entry], [%d_next, %loop]"]
+    for wide in range(WIDE):
+        names = [f"%w{wide}_0_{i}" for i in range(lanes)]
+        for i, name in enumerate(names):
+            at = f"%a{wide}_{i}"
+            lines += [
+                f"{at} = getelementptr float, ptr %p{wide * lanes + i}, i64 %d",
+                f"{name} = load {vector}, ptr {at}, align 4",
+            ]
+        # Each round exchanges one bit of the numbers of registers with that of their elements.
+        for bit in (1 << n for n in range(lanes.bit_length() - 1)):
+            before, names = names, [f"%w{wide}_{2 * bit}_{i}" for i in range(lanes)]
+            for i, name in enumerate(names):
+                one, other = before[i & ~bit], before[i | bit]
+                taken = [(k & ~bit | (bit if i & bit else 0), k & bit) for k in range(lanes)]
+                places = ", ".join(f"i32 {k + (lanes if later else 0)}" for k, later in taken)
+                lines.append(
+                    f"{name} = shufflevector {vector} {one}, {vector} {other}, "
+                    f"<{lanes} x i32> <{places}>"
+                )
+        for i, name in enumerate(names):
+            lines += [
+                f"%di{wide}_{i} = add i64 %d, {i}",
+                f"%to{wide}_{i} = mul i64 %di{wide}_{i}, {panel}",
+                f"%tw{wide}_{i} = add i64 %to{wide}_{i}, {wide * lanes}",
+                f"%tp{wide}_{i} = getelementptr float, ptr %t, i64 %tw{wide}_{i}",
+                f"store {vector} {name}, ptr %tp{wide}_{i}, align 4",
+            ]
+    lines += [
+        f"%d_next = add i64 %d, {lanes}",
+        "%more = icmp ult i64 %d_next, %dim",
+        "br i1 %more, label %loop, label %end",
+        "end:",
+        "ret void",
+        "}",
+    ]
+    return "\n".join(lines)
+
+
+def softmax(lanes: int) -> str:
+    """A function that turns a query's scores of a block into weights, relative to the highest score
+    so far; what was summed relative to a lower one is made smaller.
+    """
+    vector, integers = f"<{lanes} x float>", f"<{lanes} x i32>"
+    numbers = ", ".join(f"i32 {lane}" for lane in range(lanes))
+    read = """
+  %{p}at = getelementptr float, ptr %s, i64 %{p}j
+  %{p}score = load {vector}, ptr %{p}at, align 4
+  %{p}j32 = trunc i64 %{p}j to i32
+  %{p}j0 = insertelement {integers} poison, i32 %{p}j32, i32 0
+  %{p}js = shufflevector {integers} %{p}j0, {integers} poison, {integers} zeroinitializer
+  %{p}place = add {integers} %{p}js, <{numbers}>
+  %{p}seen = icmp slt {integers} %{p}place, %limit"""
+    first, second = (
+        read.format(p=p, vector=vector, integers=integers, numbers=numbers) for p in "ab"
+    )
+    least, start = _all(LEAST, lanes), f"{vector} poison, float"
+    return f"""
+declare float @llvm.vector.reduce.fmax.v{lanes}f32({vector})
+define internal void @softmax(ptr %s, i64 %seen, i64 %count, ptr %max, ptr %sum, ptr %mixed,
+                              i64 %width) {{
+entry:
+  %old = load float, ptr %max, align 4
+  %limit32 = trunc i64 %seen to i32
+  %limit0 = insertelement {integers} poison, i32 %limit32, i32 0
+  %limit = shufflevector {integers} %limit0, {integers} poison, {integers} zeroinitializer
+  br label %highest
+highest:
+  %aj = phi i64 [0, %entry], [%aj_next, %highest]
+  %top = phi {vector} [{least}, %entry], [%top_next, %highest]{first}
+  %visible = select <{lanes} x i1> %aseen, {vector} %ascore, {vector} {least}
+  %higher = fcmp ogt {vector} %visible, %top
+  %top_next = select <{lanes} x i1> %higher, {vector} %visible, {vector} %top
+  %aj_next = add i64 %aj, {lanes}
+  %amore = icmp ult i64 %aj_next, %count
+  br i1 %amore, label %highest, label %found
+found:
+  %block_max = call float @llvm.vector.reduce.fmax.v{lanes}f32({vector} %top_next)
+  %rises = fcmp ogt float %block_max, %old
+  %new = select i1 %rises, float %block_max, float %old
+  store float %new, ptr %max, align 4
+  %new0 = insertelement {start} %new, i32 0
+  %news = shufflevector {vector} %new0, {vector} poison, {integers} zeroinitializer
+  br label %weigh
+weigh:
+  %bj = phi i64 [0, %found], [%bj_next, %weigh]
+  %total = phi {vector} [zeroinitializer, %found], [%total_next, %weigh]{second}
+  %below = fsub {vector} %bscore, %news
+  %power = call {vector} @exponential({vector} %below)
+  %weight = select <{lanes} x i1> %bseen, {vector} %power, {vector} zeroinitializer
+  store {vector} %weight, ptr %bat, align 4
+  %total_next = fadd {vector} %total, %weight
+  %bj_next = add i64 %bj, {lanes}
+  %bmore = icmp ult i64 %bj_next, %count
+  br i1 %bmore, label %weigh, label %weighed
+weighed:
+  %block_sum = call reassoc float @llvm.vector.reduce.fadd.v{lanes}f32(float -0.0,
+                                                                        {vector} %total_next)
+  %drop = fsub float %old, %new
+  %drop0 = insertelement {start} %drop, i32 0
+  %drops = shufflevector {vector} %drop0, {vector} poison, {integers} zeroinitializer
+  %factors = call {vector} @exponential({vector} %drops)
+  %factor = extractelement {vector} %factors, i32 0
+  %sum_old = load float, ptr %sum, align 4
+  %sum_less = fmul float %sum_old, %factor
+  %sum_new = fadd float %sum_less, %block_sum
+  store float %sum_new, ptr %sum, align 4
+  br i1 %rises, label %rescale, label %end
+rescale:
+  %o = phi i64 [0, %weighed], [%o_next, %rescale]
+  %op = getelementptr float, ptr %mixed, i64 %o
+  %ov = load {vector}, ptr %op, align 4
+  %os = fmul {vector} %ov, %factors
+  store {vector} %os, ptr %op, align 4
+  %o_next = add i64 %o, {lanes}
+  %o_more = icmp ult i64 %o_next, %width
+  br i1 %o_more, label %rescale, label %end
+end:
+  ret void
+}}
+"""

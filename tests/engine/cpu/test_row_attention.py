@@ -1,0 +1,123 @@
+"""Attention by row equals exact attention, for any numbers of tokens, heads and columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from operator import add
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chairlift.engine.cpu.compiled import compiled_matmul, llvm_kernel, row_attention
+from chairlift.engine.cpu.compiled.llvm_row_attention import MAX_QUERIES
+from chairlift.engine.cpu.gemm import Floats
+from chairlift.engine.cpu.worker_threads import shared
+
+pytestmark = pytest.mark.skipif(
+    not compiled_matmul.available(), reason="llvmlite is not installed, or not for this CPU"
+)
+
+
+@pytest.fixture(autouse=True)
+def _threads_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(row_attention, "MIN_SHARED", 1 << 10)
+    before = shared.get()
+    yield
+    shared.set(before)
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 300)), min_size=1, max_size=5),
+    key_heads=st.integers(1, 3),
+    group=st.integers(1, 7),
+    blocks=st.integers(1, 3),
+    spread=st.sampled_from([0.1, 3.0, 60.0]),
+    threads=st.integers(1, 4),
+)
+@settings(max_examples=80, deadline=None)
+def test_each_token_attends_to_its_own_row_up_to_itself(
+    rows: list[tuple[int, int]],
+    key_heads: int,
+    group: int,
+    blocks: int,
+    spread: float,
+    threads: int,
+) -> None:
+    counts, begun = [1 + rows[0][0], *(n for n, _ in rows[1:])], [n for _, n in rows]
+    queries, keys, values = _random(counts, begun, key_heads, group, blocks, spread)
+    shared.set(threads)
+    result = row_attention.attend(queries, keys, values, counts, begun, 0.125)
+    exact = _exact(queries, keys, values, counts, begun, 0.125)
+    assert np.allclose(result, exact, rtol=1e-4, atol=2e-5 * max(1.0, spread))
+
+
+@given(count=st.integers(1, 40), begun=st.integers(0, 300), group=st.integers(1, 5))
+@settings(max_examples=40, deadline=None)
+def test_a_token_does_not_depend_on_those_beside_it(count: int, begun: int, group: int) -> None:
+    counts, starts = [count, 3], [begun, 70]
+    queries, keys, values = _random(counts, starts, 2, group, 1, 3.0)
+    together = row_attention.attend(queries, keys, values, counts, starts, 0.125)
+    for token in range(count):
+        one = queries[token : token + 1]
+        alone = row_attention.attend(one, keys, values, [1, 0], [begun + token, 0], 0.125)
+        assert np.array_equal(alone[0], together[token])
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf])
+def test_numbers_that_are_not_finite_stay(broken: float) -> None:
+    queries, keys, values = _random([2, 2], [200, 200], 1, 3, 1, 1.0)
+    queries[1, 2, 5] = broken
+    result = row_attention.attend(queries, keys, values, [2, 2], [200, 200], 0.125)
+    finite = np.isfinite(result).all(axis=2)
+    assert not finite[1, 2]
+    assert finite.sum() == finite.size - 1
+
+
+def test_supported_forms() -> None:
+    kernel = llvm_kernel.compiled()
+    assert kernel is not None
+    queries, keys, values = _random([2], [5], 3, 3, 2, 1.0)
+    assert row_attention.supports(queries, keys, values)
+    assert not row_attention.supports(queries[..., 1:], keys[..., 1:], values[..., 1:])
+    assert not row_attention.supports(queries, keys, values[..., : kernel.outputs])
+    assert not row_attention.supports(queries, keys.astype(np.float16), values)
+    assert not row_attention.supports(queries, keys, np.asfortranarray(values))
+    assert not row_attention.supports(queries[:, :8], keys, values)
+    many = np.repeat(queries, MAX_QUERIES, axis=1)
+    assert not row_attention.supports(many, keys, values)
+
+
+def _random(
+    counts: list[int], begun: list[int], key_heads: int, group: int, blocks: int, spread: float
+) -> tuple[Floats, Floats, Floats]:
+    """Queries, and keys and values; buffers have a further row and further columns, all NaN."""
+    kernel = llvm_kernel.compiled()
+    assert kernel is not None
+    dim = blocks * kernel.outputs
+    rng = np.random.default_rng(sum(counts) + sum(begun))
+    columns = max(n + old for n, old in zip(counts, begun, strict=True)) + sum(begun) % 3
+    queries = spread * rng.normal(size=(sum(counts), key_heads * group, dim)).astype(np.float32)
+    keys, values = np.full((2, len(counts) + 1, key_heads, columns, dim), np.nan, np.float32)
+    for row, used in enumerate(map(add, counts, begun)):
+        for buffer in (keys, values):
+            buffer[row, :, :used] = rng.normal(size=(key_heads, used, dim))
+    return queries, keys, values
+
+
+def _exact(
+    queries: Floats, keys: Floats, values: Floats, counts: list[int], begun: list[int], scale: float
+) -> np.ndarray:
+    result = np.empty(queries.shape)
+    group = queries.shape[1] // keys.shape[1]
+    token = 0
+    for row, (count, old) in enumerate(zip(counts, begun, strict=True)):
+        for seen in range(old + 1, old + count + 1):
+            for head in range(queries.shape[1]):
+                own = row, head // group, slice(0, seen)
+                scores = scale * (keys[own].astype(np.float64) @ queries[token, head])
+                weights = np.exp(scores - scores.max())
+                result[token, head] = weights @ values[own] / weights.sum()
+            token += 1
+    return result
