@@ -38,8 +38,8 @@ def tiny_config(
 ) -> dict[str, Any]:
     """The config.json of a tiny model: 64 wide, 4 heads, 2 KV heads, context 4096.
 
-    gemma3 has 4 layers, sliding-window ones but for the third, which is global. lfm2 has 4; every other one is
-    a short convolution with a recurrent state. The others have 2 layers.
+    gemma3 has 4 layers, sliding-window ones but for the third, which is global. lfm2 has 4, too;
+    every other one is a short convolution with a recurrent state. The others have 2 layers.
     With ``tied`` False the output matrix is separate from the embedding.
     """
     config: dict[str, Any] = {
