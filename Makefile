@@ -77,10 +77,10 @@ serve: setup
 test: dev $(PROMETHEUS) $(CHROMIUM)
 	@# Hundreds of processes import these, and may not be allowed to keep what they compile.
 	@$(BIN)/python -m compileall -q $(wildcard src/chairlift/*/)
-	$(BIN)/pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
+	@# The next run need not compile the tests again, which takes 6 s in each process.
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
 
-# The inner loop: no servers, browsers or GPUs, and nothing that takes long. Each process takes 6 s
-# to compile the tests if it may not keep the result.
+# The inner loop: no servers, browsers or GPUs, and nothing that takes long.
 test-fast: dev
 	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --numprocesses $(CORES) --dist loadfile \
 		-m 'not system and not slow and not gpu' $(ARGS)
