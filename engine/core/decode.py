@@ -202,7 +202,8 @@ class DecodeBatch:
             drafts: the draft of each row; empty if no row has one.
             masks: ``[as logits, words]``, the tokens that each line may choose; None allows all.
         """
-        generated = [row.generated for row in self.rows]
+        counted = self.rows if self._sampler.needs_positions else ()
+        generated = [row.generated for row in counted]
         if drafts:
             return self._sampler.sample_drafts(logits, generated, drafts, masks)
         sampled = self._sampler.sample(logits, generated, masks)

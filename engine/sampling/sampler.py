@@ -11,6 +11,7 @@ import numpy as np
 
 from chairlift.engine.messages import SamplingParams
 from chairlift.engine.sampling.draw import sample_categorical
+from chairlift.engine.sampling.drawing import Drawing, column
 from chairlift.engine.sampling.filters import thresholds
 from chairlift.engine.sampling.logprobs import TopLogprobs, top_logprobs
 from chairlift.engine.sampling.masks import Bits, masked
@@ -95,15 +96,32 @@ class Sampler:
         self._vocabulary = vocabulary
         self._agree = agree
         self._size = size
-        self._rows: list[SamplerRow] = []
         self._counts: TokenCounts | None = None
-        self._bias: tuple[list[bool], mx.array] | None = None
+        self._set_rows([])
+
+    def _set_rows(self, rows: list[SamplerRow]) -> None:
+        """Sets the rows, and finds out what any of them needs: that costs time for each row."""
+        self._rows = rows
+        self._params = [row.params for row in rows]
+        # The numbers of the rows that are not greedy, and of those that request log-probabilities.
+        self._drawn = [number for number, row in enumerate(rows) if not row.greedy]
+        self._scored = [i for i, params in enumerate(self._params) if params.logprobs is not None]
+        self._bans = any(params.min_tokens for params in self._params)
+        # Made at the first step with these rows: the entries of ``_biased`` with the rows that they
+        # ban tokens for, the penalties, and what is drawn by its number of lines.
+        self._bias: tuple[list[int], mx.array] | None = None
+        self._penalties: tuple[mx.array, mx.array, mx.array] | None = None
+        self._drawings: dict[int, Drawing] = {}
+
+    @property
+    def needs_positions(self) -> bool:
+        """Whether the next token of any row depends on the number of its output tokens."""
+        return bool(self._drawn) or self._bans
 
     def rearrange(self, kept: Seq[int], joined: Seq[SamplerRow]) -> None:
         """Keeps the rows numbered ``kept``, in that order, then adds ``joined``."""
         before = self._rows
-        self._rows = [before[row] for row in kept] + list(joined)
-        self._bias = None
+        self._set_rows([before[row] for row in kept] + list(joined))
         if not any(row.penalized for row in self._rows):
             self._counts = None
         elif self._counts is not None:
@@ -119,8 +137,9 @@ class Sampler:
 
         Args:
             logits: ``[rows, vocabulary]`` of any float type; further lines are ignored.
-            generated: each row's number of output tokens so far. Together with the seed it
-                determines the draw, so neither other rows nor an interruption change it.
+            generated: each row's number of output tokens so far; may be empty unless
+                ``needs_positions``. Together with the seed it determines the draw, so neither other
+                rows nor an interruption change it.
             masks: ``[rows, words]``, the tokens that each row may choose; None allows all.
         """
         count = len(self._rows)
@@ -129,26 +148,27 @@ class Sampler:
         raw = logits.astype(mx.float32)
         logits = self._biased(raw, generated)
         if self._counts is not None:
-            logits = self._counts.penalize(
-                logits,
-                self._column(lambda p: p.repetition_penalty),
-                self._column(lambda p: p.presence_penalty),
-                self._column(lambda p: p.frequency_penalty),
+            self._penalties = self._penalties or (
+                column(self._params, lambda p: p.repetition_penalty),
+                column(self._params, lambda p: p.presence_penalty),
+                column(self._params, lambda p: p.frequency_penalty),
             )
+            logits = self._counts.penalize(logits, *self._penalties)
         if masks is not None:
             logits = masked(logits, masks)
         chosen = mx.argmax(logits, axis=-1).astype(mx.int32)
         best = mx.take_along_axis(logits, chosen[:, None], axis=-1)
-        sampling = [i for i, row in enumerate(self._rows) if not row.greedy]
-        if sampling and len(sampling) == count:
-            drawn = _repeated(sampling, len(logits))
-            chosen = self._draw(logits, best, chosen, drawn, generated)
-        elif sampling:
-            drawn = _repeated(sampling, self._size(len(sampling)))
-            index = mx.array(drawn, mx.int32)
-            picked = self._draw(logits[index], best[index], chosen[index], drawn, generated)
-            own = index[: len(sampling)]
-            chosen = chosen.at[own].add(picked[: len(sampling)] - chosen[own])
+        drawn = len(self._drawn)
+        if drawn and drawn == count:
+            drawing = self._drawing(len(logits))
+            chosen = _draw(logits, best, chosen, drawing, drawing.keys(generated))
+        elif drawn:
+            drawing = self._drawing(self._size(drawn))
+            index = mx.array(drawing.rows, mx.int32)
+            keys = drawing.keys(generated)
+            picked = _draw(logits[index], best[index], chosen[index], drawing, keys)
+            own = index[:drawn]
+            chosen = chosen.at[own].add(picked[:drawn] - chosen[own])
         found = row_outcomes(chosen, best[:, 0], raw, masks is not None)[:count]
         outcomes = self._agree(found)
         tokens = mx.maximum(outcomes, 0)
@@ -181,10 +201,10 @@ class Sampler:
         owners = [row for row, draft in enumerate(drafts) for _ in range(len(draft) + 1)]
         before = [draft[:i] for draft in drafts for i in range(len(draft) + 1)]
         positions = Sampler(self._vocabulary, self._agree, self._size)
-        positions._rows = [self._rows[row] for row in owners]
+        positions._set_rows([self._rows[row] for row in owners])
         if self._counts is not None:
             positions._counts = self._counts.continued(owners, before)
-        lengths = zip(owners, before, strict=True)
+        lengths = zip(owners, before, strict=True) if positions.needs_positions else ()
         return positions.sample(logits, [generated[r] + len(done) for r, done in lengths], masks)
 
     def count(self, outputs: Seq[Seq[int]]) -> None:
@@ -192,18 +212,19 @@ class Sampler:
         if self._counts is not None:
             self._counts = self._counts.continued(range(len(outputs)), outputs)
 
-    def _column(
-        self, read: Callable[[SamplingParams], float], rows: Seq[int] | None = None
-    ) -> mx.array:
-        """One parameter of all rows, or of ``rows``, as ``[rows, 1]`` float32."""
-        chosen = self._rows if rows is None else [self._rows[row] for row in rows]
-        return mx.array([read(row.params) for row in chosen], mx.float32)[:, None]
+    def _drawing(self, lines: int) -> Drawing:
+        """What is drawn in so many ``lines``: the rows, and the first of them again and again."""
+        if lines not in self._drawings:
+            rows = [*self._drawn, *[self._drawn[0]] * (lines - len(self._drawn))]
+            self._drawings[lines] = Drawing.of(self._params, rows)
+        return self._drawings[lines]
 
     def _biased(self, logits: mx.array, generated: Seq[int]) -> mx.array:
         """Adds each row's logit_bias, and bans its stop tokens before min_tokens."""
-        early = [
-            done < row.params.min_tokens for done, row in zip(generated, self._rows, strict=True)
-        ]
+        early: list[int] = []
+        if self._bans:
+            counted = zip(generated, self._params, strict=True)
+            early = [row for row, (done, params) in enumerate(counted) if done < params.min_tokens]
         if self._bias is None or self._bias[0] != early:
             self._bias = early, self._bias_entries(early)
         entries = self._bias[1]
@@ -212,63 +233,28 @@ class Sampler:
         rows, tokens = entries[0].astype(mx.int32), entries[1].astype(mx.int32)
         return logits.at[rows, tokens].add(entries[2])
 
-    def _bias_entries(self, early: Seq[bool]) -> mx.array:
-        """``[3, entries]`` float32: row, token, addend. Integers below 2^24 are exact."""
+    def _bias_entries(self, early: Seq[int]) -> mx.array:
+        """``[3, entries]`` float32: row, token, addend. Integers below 2^24 are exact.
+
+        ``early`` are the rows whose stop tokens are banned.
+        """
         entries = [
             (row, token, value)
-            for row, r in enumerate(self._rows)
-            for token, value in r.params.logit_bias.items()
+            for row, params in enumerate(self._params)
+            for token, value in params.logit_bias.items()
         ]
         entries += [
-            (row, token, _BANNED)
-            for row, r in enumerate(self._rows)
-            if early[row]
-            for token in r.params.stop_token_ids
+            (row, token, _BANNED) for row in early for token in self._params[row].stop_token_ids
         ]
         inside = [entry for entry in entries if 0 <= entry[1] < self._vocabulary]
         return mx.array(np.array(inside, np.float32).reshape(-1, 3).T)
 
-    def _draw(
-        self,
-        logits: mx.array,
-        best: mx.array,
-        likeliest: mx.array,
-        rows: Seq[int],
-        generated: Seq[int],
-    ) -> mx.array:
-        """Samples one token from each row's distribution.
-
-        Args:
-            logits: ``[rows, vocabulary]``.
-            best: ``[rows, 1]``, each row's highest logit.
-            likeliest: ``[rows]`` int32, the token with that logit; no filter removes it.
-        """
-        params = [self._rows[row].params for row in rows]
-        # Subtract the highest logit first, so that nothing overflows at any temperature.
-        weights = exp((logits - best) / self._column(lambda p: p.temperature, rows))
-        top_k = top_p = min_p = None
-        if any(p.top_k > 0 for p in params):
-            top_k = self._column(lambda p: p.top_k, rows)
-        if any(p.top_p < 1 for p in params):
-            top_p = self._column(lambda p: p.top_p, rows)
-        if any(p.min_p > 0 for p in params):
-            min_p = self._column(lambda p: p.min_p, rows)
-        if top_k is not None or top_p is not None or min_p is not None:
-            minimum = thresholds(weights, top_k, top_p, min_p)
-            weights = mx.where(weights >= minimum, weights, 0.0)
-        seeds = [_key(p.seed, generated[row]) for p, row in zip(params, rows, strict=True)]
-        tokens = sample_categorical(weights, mx.array(seeds, mx.uint32))
-        weight = mx.take_along_axis(weights, tokens[:, None], axis=-1)[:, 0]
-        return mx.where(weight > 0, tokens, likeliest)
-
     def _logprobs(self, logits: mx.array, tokens: mx.array) -> Logprobs | None:
-        requested = {i: r.params.logprobs for i, r in enumerate(self._rows)}
-        rows = [row for row, k in requested.items() if k is not None]
-        if not rows:
+        if not self._scored:
             return None
-        index = mx.array(rows, mx.int32)
-        top = min(max(requested[row] or 0 for row in rows), self._vocabulary)
-        return Logprobs(rows, top_logprobs(logits[index], tokens[index], top))
+        index = mx.array(self._scored, mx.int32)
+        top = min(max(self._params[row].logprobs or 0 for row in self._scored), self._vocabulary)
+        return Logprobs(self._scored, top_logprobs(logits[index], tokens[index], top))
 
 
 def check_row(row: SamplerRow, vocabulary: int) -> None:
@@ -282,15 +268,23 @@ def check_row(row: SamplerRow, vocabulary: int) -> None:
     alone.sample(mx.zeros((1, vocabulary)), [len(row.output)])
 
 
-def _repeated(rows: list[int], lines: int) -> list[int]:
-    """So many ``lines``: the rows, and the first of them again and again."""
-    return [*rows, *[rows[0]] * (lines - len(rows))]
+def _draw(
+    logits: mx.array, best: mx.array, likeliest: mx.array, drawing: Drawing, keys: mx.array
+) -> mx.array:
+    """Samples one token from each row's distribution.
 
-
-def _key(seed: int, position: int) -> tuple[int, int]:
-    """The random key for one token: two 32-bit words (splitmix64's finalizer)."""
-    x = (seed * 0x9E3779B97F4A7C15 + position * 0xD1B54A32D192ED03 + 1) & 0xFFFFFFFFFFFFFFFF
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
-    x ^= x >> 31
-    return x >> 32, x & 0xFFFFFFFF
+    Args:
+        logits: ``[rows, vocabulary]``.
+        best: ``[rows, 1]``, each row's highest logit.
+        likeliest: ``[rows]`` int32, the token with that logit; no filter removes it.
+        drawing: the rows' parameters.
+        keys: ``[rows, 2]`` uint32; see ``Drawing.keys``.
+    """
+    # Subtract the highest logit first, so that nothing overflows at any temperature.
+    weights = exp((logits - best) / drawing.temperature)
+    filters = drawing.top_k, drawing.top_p, drawing.min_p
+    if any(one is not None for one in filters):
+        weights = mx.where(weights >= thresholds(weights, *filters), weights, 0.0)
+    tokens = sample_categorical(weights, keys)
+    weight = mx.take_along_axis(weights, tokens[:, None], axis=-1)[:, 0]
+    return mx.where(weight > 0, tokens, likeliest)

@@ -1,0 +1,67 @@
+"""The parameters of the rows whose tokens are drawn, as arrays that stay for many steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from chairlift.engine.messages import SamplingParams
+
+# Random keys are computed modulo two to the power of 64.
+_BITS = 0xFFFFFFFFFFFFFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """The rows to draw tokens for, in order; a row may occur again.
+
+    Attributes:
+        rows: their numbers.
+        temperature: ``[rows, 1]`` float32.
+        top_k, top_p, min_p: as ``temperature``; None if no row has that filter.
+        seeds: ``[rows]``.
+    """
+
+    rows: list[int]
+    temperature: mx.array
+    top_k: mx.array | None
+    top_p: mx.array | None
+    min_p: mx.array | None
+    seeds: NDArray[np.uint64]
+
+    @classmethod
+    def of(cls, params: Seq[SamplingParams], rows: list[int]) -> Drawing:
+        """The drawing of some rows of a batch with these parameters."""
+        own = [params[row] for row in rows]
+        return cls(
+            rows,
+            column(own, lambda p: p.temperature),
+            column(own, lambda p: p.top_k) if any(p.top_k > 0 for p in own) else None,
+            column(own, lambda p: p.top_p) if any(p.top_p < 1 for p in own) else None,
+            column(own, lambda p: p.min_p) if any(p.min_p > 0 for p in own) else None,
+            np.array([p.seed & _BITS for p in own], np.uint64),
+        )
+
+    def keys(self, generated: Seq[int]) -> mx.array:
+        """The random key of each row's next token: ``[rows, 2]`` uint32 (splitmix64's finalizer).
+
+        Args:
+            generated: the number of output tokens of each row of the batch.
+        """
+        positions = np.array([generated[row] for row in self.rows], np.uint64)
+        x = self.seeds * np.uint64(0x9E3779B97F4A7C15) + positions * np.uint64(0xD1B54A32D192ED03)
+        x += np.uint64(1)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        x ^= x >> np.uint64(31)
+        return mx.array(np.stack([x >> np.uint64(32), x], axis=-1).astype(np.uint32))
+
+
+def column(params: Seq[SamplingParams], read: Callable[[SamplingParams], float]) -> mx.array:
+    """One parameter of some rows, as ``[rows, 1]`` float32."""
+    return mx.array([read(p) for p in params], mx.float32)[:, None]
