@@ -37,9 +37,10 @@ class Chunks:
         """The maximum seconds of a step with these rows; infinite without rows."""
         if not rows.rows:
             return math.inf
-        return max(
-            self._limits.step_seconds, self._limits.max_step_stretch * self._rows_only.seconds(rows)
-        )
+        limit, stretch = self._limits.step_seconds, self._limits.max_step_stretch
+        if not stretch or limit == math.inf:
+            return limit
+        return max(limit, stretch * self._rows_only.seconds(rows))
 
     def tokens_left(self, sequence: Sequence, begun: int, work: Work, seconds: float) -> float:
         """Returns how many more tokens of a prompt fit the step.

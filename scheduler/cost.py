@@ -72,8 +72,9 @@ _SIZE = len(Work().scaled)
 MIN_SECONDS = 1e-6
 # Rounding errors stay below this in the sum of a number that no remembered step has.
 UNSEEN = 1e-6
-# The fit starts from the last costs, so a few rounds are enough.
-ROUNDS = 10
+# The fit starts from the last costs, so a few rounds for each new step are enough. More new steps
+# than the second number need no more rounds.
+ROUNDS, MAX_UNFITTED = 10, 10
 
 
 _Kind = Literal["prompts", "drafts", "rows"]
@@ -92,7 +93,7 @@ class CostModel:
 
     The fit squares the error relative to a step's time, so that an outlier (something was compiled,
     the machine was busy) has little weight. Costs are never below 0. Learning a step takes constant
-    time.
+    time; the fit is made when a prediction is asked for, which most steps without prompts do not.
     """
 
     def __init__(self) -> None:
@@ -102,6 +103,8 @@ class CostModel:
         self._sums = [0.0] * _SIZE
         self._products = [[0.0] * _SIZE for _ in range(_SIZE)]
         self._costs = [0.0] * _SIZE
+        # Steps learned since the last fit.
+        self._unfitted = 0
 
     def learn(self, work: Work, seconds: float) -> None:
         """Learns from a finished step how long such work takes."""
@@ -111,7 +114,7 @@ class CostModel:
         self._count(steps[-1], 1)
         if len(steps) > REMEMBERED:
             self._count(steps.popleft(), -1)
-        self._fit()
+        self._unfitted += 1
 
     @property
     def draft_steps(self) -> int:
@@ -120,7 +123,16 @@ class CostModel:
 
     def seconds(self, work: Work) -> float:
         """The predicted seconds of a step; 0 before the first step was learned."""
+        if self._unfitted:
+            self._fit(ROUNDS * min(self._unfitted, MAX_UNFITTED))
+            self._unfitted = 0
         return math.fsum(map(mul, self._costs, work.scaled))
+
+    def draft_seconds(self) -> tuple[float, float]:
+        """How much longer a step takes that has drafts at all, and for each of their tokens."""
+        without = self.seconds(Work())
+        one, two = (self.seconds(Work(drafts=count)) - without for count in (1, 2))
+        return 2 * one - two, two - one
 
     def tokens_within(self, work: Work, seconds: float, begun: int, scored: bool = False) -> float:
         """Returns how many more tokens of a prompt fit into a step of at most ``seconds``.
@@ -145,10 +157,10 @@ class CostModel:
             for j, other in enumerate(numbers):
                 row[j] += sign * number * other
 
-    def _fit(self) -> None:
+    def _fit(self, rounds: int) -> None:
         """Fits the costs by Gauss-Seidel on the normal equations."""
         costs = self._costs
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             for i, row in enumerate(self._products):
                 if row[i] > UNSEEN:
                     rest = self._sums[i] - sum(map(mul, row, costs)) + row[i] * costs[i]

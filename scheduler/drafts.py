@@ -71,9 +71,9 @@ class _Steps(NamedTuple):
         if not plain:
             return 0
         best, best_rate = 0, MIN_GAIN * rows / plain
+        drafting, each = (self.discount * seconds for seconds in self.cost.draft_seconds())
         for number, (gain, count) in enumerate(zip(expected, counts, strict=True), 1):
-            extra = self.cost.seconds(self.work._replace(drafts=count)) - plain
-            rate = (rows + gain) / (plain + self.discount * extra)
+            rate = (rows + gain) / (plain + drafting + each * count)
             if rate > best_rate:
                 best, best_rate = number, rate
         return best

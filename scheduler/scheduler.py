@@ -159,7 +159,9 @@ class Scheduler:
         self._drafts.count_step(drafts)
         proposed = sum(map(len, drafts.values()))
         rows_only = work = Work(len(decode), planner.context, drafts=proposed)
-        seconds = self._chunk_sizes.seconds(work)
+        # A prediction takes time; a step without prompts needs none.
+        prompts = prefill or len(self.waiting)
+        seconds = self._chunk_sizes.seconds(work) if prompts else math.inf
         chunks: dict[Sequence, int] = {}
         cached: dict[Sequence, int] = {}
         begun = deque(sorted(prefill, key=lambda s: s.rank))
