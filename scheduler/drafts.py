@@ -8,6 +8,7 @@ step is better without. What a further token costs is learned from earlier steps
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from itertools import accumulate
@@ -64,16 +65,21 @@ class _Steps(NamedTuple):
         """The number of candidates to take, 0 for none.
 
         Args:
-            expected: tokens that the first candidates are expected to gain, by their number.
-            counts: the draft tokens of these.
+            expected: tokens that the first candidates are expected to gain, by their number. No
+                candidate gains more than the one before.
+            counts: the draft tokens of these, a multiple of their number.
         """
         rows, plain = self.work.rows, self.cost.seconds(self.work)
         if not plain:
             return 0
         best, best_rate = 0, MIN_GAIN * rows / plain
+        last = 0.0
         drafting, each = (self.discount * seconds for seconds in self.cost.draft_seconds())
         for number, (gain, count) in enumerate(zip(expected, counts, strict=True), 1):
             rate = (rows + gain) / (plain + drafting + each * count)
+            if rate < last:
+                break  # and from here on it falls
+            last = rate
             if rate > best_rate:
                 best, best_rate = number, rate
         return best
@@ -136,15 +142,12 @@ class DraftChooser:
 
     def _best(self, drafts: Drafts, rows: Seq[Sequence], steps: _Steps, room: int) -> Chosen:
         """The tokens with the best chances. Chances never rise, so a draft's first tokens lead."""
-        ranked = sorted(
-            ((chance, s) for s, draft in drafts.items() for chance in draft.chances),
-            key=lambda pair: -pair[0],
-        )[:room]
-        expected = list(accumulate(chance for chance, _ in ranked))
+        chances = [chance for draft in drafts.values() for chance in draft.chances]
+        owners = [sequence for sequence, draft in drafts.items() for _ in draft.chances]
+        ranked = sorted(range(len(chances)), key=chances.__getitem__, reverse=True)[:room]
+        expected = list(accumulate(map(chances.__getitem__, ranked)))
         best = steps.best_count(expected, range(1, len(ranked) + 1))
-        counts: dict[Sequence, int] = {}
-        for _, sequence in ranked[:best]:
-            counts[sequence] = counts.get(sequence, 0) + 1
+        counts = Counter(map(owners.__getitem__, ranked[:best]))
         return {s: drafts[s].tokens[:count] for s, count in counts.items()}
 
     def _same_length(self, drafts: Drafts, rows: Seq[Sequence], steps: _Steps, room: int) -> Chosen:
@@ -175,6 +178,8 @@ def _cut(sequence: Sequence, draft: Draft | None) -> Draft | None:
     room = _room(sequence)
     if draft is None or room < 1:
         return None
+    if len(draft.tokens) <= room:
+        return draft
     return Draft(draft.tokens[:room], draft.chances[:room])
 
 

@@ -53,6 +53,7 @@ class Step:
     computed: list[Sequence] = field(default_factory=list)
     prompt_only: list[Sequence] = field(default_factory=list)
     prompt_outputs: dict[Sequence, PromptOutput] = field(default_factory=dict)
+    _outcomes: list[list[int]] | None = None
 
     def dispatch(self) -> None:
         """Dispatches the graph to the device, without waiting."""
@@ -86,6 +87,11 @@ class Step:
         See ``sampling.outcomes``. A row without a draft has one. A row with a draft has one for
         each token of the draft that is right, and the one that follows these.
         """
+        if self._outcomes is None:
+            self._outcomes = self._read()
+        return self._outcomes
+
+    def _read(self) -> list[list[int]]:
         sampled: Any = [] if self.sampled is None else self.sampled.outcomes.tolist()
         if not self.drafts:
             return [[outcome] for outcome in sampled]

@@ -198,14 +198,30 @@ class Sampler:
         Returns:
             Sampled ``[tokens]``.
         """
+        # NOTE: the device waits for this, so nothing is computed that no row needs.
         owners = [row for row, draft in enumerate(drafts) for _ in range(len(draft) + 1)]
-        before = [draft[:i] for draft in drafts for i in range(len(draft) + 1)]
-        positions = Sampler(self._vocabulary, self._agree, self._size)
-        positions._set_rows([self._rows[row] for row in owners])
+        positions = self._repeated(owners)
         if self._counts is not None:
+            before = [draft[:i] for draft in drafts for i in range(len(draft) + 1)]
             positions._counts = self._counts.continued(owners, before)
-        lengths = zip(owners, before, strict=True) if positions.needs_positions else ()
-        return positions.sample(logits, [generated[r] + len(done) for r, done in lengths], masks)
+        lengths: list[int] = []
+        if self.needs_positions:
+            lengths = [
+                done + i
+                for done, draft in zip(generated, drafts, strict=True)
+                for i in range(len(draft) + 1)
+            ]
+        return positions.sample(logits, lengths, masks)
+
+    def _repeated(self, owners: Seq[int]) -> Sampler:
+        """A sampler, without counts, whose rows are those numbered ``owners``."""
+        other = Sampler(self._vocabulary, self._agree, self._size)
+        other._rows = [self._rows[row] for row in owners]
+        other._params = [self._params[row] for row in owners]
+        other._drawn = _places(owners, self._drawn, len(self._rows))
+        other._scored = _places(owners, self._scored, len(self._rows))
+        other._bans = self._bans
+        return other
 
     def count(self, outputs: Seq[Seq[int]]) -> None:
         """Counts the tokens that each row has kept after ``sample_drafts``."""
@@ -255,6 +271,14 @@ class Sampler:
         index = mx.array(self._scored, mx.int32)
         top = min(max(self._params[row].logprobs or 0 for row in self._scored), self._vocabulary)
         return Logprobs(self._scored, top_logprobs(logits[index], tokens[index], top))
+
+
+def _places(owners: Seq[int], wanted: Seq[int], rows: int) -> list[int]:
+    """Where ``owners``, numbers below ``rows``, are among those ``wanted``."""
+    if len(wanted) in (0, rows):
+        return list(range(len(owners))) if wanted else []
+    among = set(wanted)
+    return [place for place, owner in enumerate(owners) if owner in among]
 
 
 def check_row(row: SamplerRow, vocabulary: int) -> None:

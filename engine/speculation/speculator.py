@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from itertools import accumulate, repeat
+from operator import mul
 
 from chairlift.engine.grammar.constraints import Constraints
 from chairlift.engine.messages import Submit
@@ -153,7 +155,7 @@ class Speculator:
 
     def _draft(self, tokens: list[int], source: str, row: _Row) -> Draft:
         chance = self._acceptance.chance(source, row.rate)
-        return Draft(tokens, [chance**i for i in range(1, len(tokens) + 1)])
+        return Draft(tokens, list(accumulate(repeat(chance, len(tokens)), mul)))
 
     def _propose(self, sequences: Iterable[Sequence]) -> dict[Sequence, Draft]:
         known, self._rows = self._rows, {}

@@ -16,6 +16,8 @@ from chairlift.scheduler.sequence import Sequence
 TIMED, WARM = 48, 48
 # Tokens of a reply: rows that begin early have drafts while the prompts of others are computed.
 OUTPUT = 1280
+# Tokens that an oracle draws in advance.
+DRAWN = 4096
 
 
 class Oracle:
@@ -27,14 +29,14 @@ class Oracle:
     """
 
     def __init__(self, right: int, probability: float, rng: random.Random) -> None:
-        self._right = right
-        self._probability = probability
         self._rng = rng
+        # Proposals are cut out of this: a draw for each token would take longer than most real
+        # proposers do, while the device waits.
+        self._tokens = [right if rng.random() < probability else right ^ 1 for _ in range(DRAWN)]
 
     def propose(self, sequence: Sequence, count: int) -> Proposal | None:
-        wrong = self._right ^ 1
-        draws = (self._rng.random() < self._probability for _ in range(count))
-        return Proposal([self._right if draw else wrong for draw in draws], "oracle")
+        start = int(self._rng.random() * (DRAWN - count))
+        return Proposal(self._tokens[start : start + count], "oracle")
 
 
 def oracles(probability: float) -> Callable[[Submit], list[Proposer]]:
