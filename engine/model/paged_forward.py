@@ -1,4 +1,9 @@
-"""The model calls of a step over pages: one call for all rows and prompt chunks."""
+"""The model calls of a step over pages: one call for all rows and prompt chunks.
+
+Steps of rows alone are compiled. A few prompt tokens, as behind a cached prefix, are computed like
+the tokens of rows, so that their step is one of those: any other step with prompts takes the host
+several milliseconds longer to launch.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +29,9 @@ from chairlift.engine.model.lora_routing import Run, Slot
 COMPILED_TOKENS = 8192
 # Different tokens of the steps that compile; any vocabulary has so many.
 TRIAL_TOKENS = 8
+# A step's prompt tokens are computed like those of rows if there are at most so many, and if they
+# see at most so many columns: each of them reads its columns by itself.
+FEW_TOKENS, FEW_COLUMNS = 64, 1 << 16
 
 
 class PagedForward(Forward):
@@ -46,7 +54,11 @@ class PagedForward(Forward):
         runs = row_runs(tokens.shape[0], adapters, drafted)
         counts = [band.counts for band in drafted] if drafted else None
         if not chunks:
-            return self._decode(rows, tokens, runs, counts) if rows else Outcome(None, {}, {})
+            if not rows:
+                return Outcome(None, {}, {})
+            return Outcome(self._decode(rows, tokens, runs, counts), {}, {})
+        if _few(tokens, chunks):
+            return self._with_few(rows, tokens, chunks, runs, counts)
         count = tokens.shape[0]
         padding = step_size(count) - count
         lengths = [len(chunk.tokens) for chunk in chunks]
@@ -74,13 +86,40 @@ class PagedForward(Forward):
     def compile(self, memory: PagedMemory, max_rows: int) -> None:
         """Compiles decode steps of up to ``max_rows`` rows and ``COMPILED_TOKENS`` tokens each.
 
-        The first ones have the most rows, with different tokens: they are compared with others.
+        Steps with up to ``FEW_TOKENS`` prompt tokens have these shapes, too. The first ones have
+        the most tokens, which differ: they are compared with others.
         """
         batch = PagedBatch(memory)
-        for rows in dict.fromkeys(map(step_size, range(max_rows, 0, -1))):
+        for rows in dict.fromkeys(map(step_size, range(max_rows + FEW_TOKENS, 0, -1))):
             for pages in table_widths(COMPILED_TOKENS):
                 with paged_step([batch], [], rows, pages) as step:
                     self._steps.compile(step, mx.arange(rows)[:, None] % TRIAL_TOKENS)
+
+    def _with_few(
+        self,
+        rows: Seq[PagedBatch],
+        tokens: mx.array,
+        chunks: Seq[Chunk],
+        runs: list[Run],
+        counts: Seq[Seq[int]] | None,
+    ) -> Outcome:
+        """A step in which chunks are computed like rows with as many tokens."""
+        lengths = [len(chunk.tokens) for chunk in chunks]
+        packed = packed_tokens(tokens.shape[0], chunks, lengths)
+        fed = mx.concatenate([tokens, mx.array(packed.new, mx.int32)])
+        runs = [*runs, *(Run(chunk.adapter, len(chunk.tokens)) for chunk in chunks)]
+        plain = [[1] * len(batch) for batch in rows]
+        prompts = [cast(PagedBatch, chunk.cache) for chunk in chunks]
+        own = [*(plain if counts is None else counts), *([length] for length in lengths)]
+        logits = self._decode([*rows, *prompts], fed, runs, own)
+        for batch, new in zip(rows, plain, strict=True) if counts is None else ():
+            batch.advance(new)
+        for prompt, length in zip(prompts, lengths, strict=True):
+            prompt.advance([length])
+        if any(chunk.choices for chunk in chunks):
+            padding = step_size(packed.sampled) - packed.sampled
+            logits = logits[mx.array(packed.positions + [0] * padding, mx.int32)]
+        return Outcome(logits, {}, {})
 
     def _decode(
         self,
@@ -88,8 +127,12 @@ class PagedForward(Forward):
         tokens: mx.array,
         runs: list[Run],
         counts: Seq[Seq[int]] | None,
-    ) -> Outcome:
-        """A step of rows alone, padded so that its shape recurs."""
+    ) -> mx.array:
+        """The logits of a step without chunks, padded so that its shape recurs.
+
+        Args:
+            counts: the tokens of each row, which stay uncounted; None: each row takes one.
+        """
         padding = step_size(tokens.shape[0]) - tokens.shape[0]
         fed = _padded(tokens, padding)
         with (
@@ -97,7 +140,20 @@ class PagedForward(Forward):
             self.routing.of([*runs, Run(None, padding)] if padding else runs),
         ):
             steps = self._steps if self.routing.call is None else self._adapted_steps
-            return Outcome(steps(step, fed[:, None])[:, -1], {}, {})
+            return steps(step, fed[:, None])[:, -1]
+
+
+def _few(tokens: mx.array, chunks: Seq[Chunk]) -> bool:
+    """Whether chunks are computed like rows; the step must have logits that are sampled."""
+    if any(chunk.scored or chunk.pooled for chunk in chunks):
+        return False
+    lengths = [len(chunk.tokens) for chunk in chunks]
+    seen = (
+        length * (chunk.cache.offsets[0] + length)
+        for chunk, length in zip(chunks, lengths, strict=True)
+    )
+    sampled = tokens.shape[0] or any(chunk.choices for chunk in chunks)
+    return bool(sampled) and sum(lengths) <= FEW_TOKENS and sum(seen) <= FEW_COLUMNS
 
 
 def _padded(tokens: mx.array, padding: int) -> mx.array:
