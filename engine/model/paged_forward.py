@@ -49,6 +49,7 @@ class PagedForward(Forward):
         chunks: Seq[Chunk],
         adapters: Seq[Slot] = (),
         drafted: Seq[DraftedBand] = (),
+        shifts: Seq[int] = (),  # models that see have columns
     ) -> Outcome:
         rows = cast("list[PagedBatch]", [band for band in bands if len(band)])
         runs = row_runs(tokens.shape[0], adapters, drafted)
