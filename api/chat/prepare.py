@@ -27,7 +27,6 @@ from chairlift.api.schemas.templating import Templating
 from chairlift.api.service import SERVICE, ServedModel
 from chairlift.api.text.chat_format import CALL, HEADER, NORMAL, THOUGHT, ChatFormat, Transition
 from chairlift.api.text.grammars import check, grammar_of
-from chairlift.api.text.images.loading import load_images
 from chairlift.api.text.template import Rendering
 from chairlift.engine.errors import RequestError
 from chairlift.engine.messages import Grammar, ImagePrompt
@@ -68,11 +67,13 @@ async def rendered(messages: Messages, templating: Templating, model: ServedMode
     rendering = await _rendering(messages, templating, model)
     if model.vision is None or not references:
         return ImagePrompt(await model.vocabulary.render(rendering))
-    return await model.vision.prepare(rendering, await load_images(references))
+    return await model.vision.prepare(rendering, references)
 
 
 async def rendered_text(messages: Messages, templating: Templating, model: ServedModel) -> str:
-    """As ``rendered``, but the text, in which nothing stands for images."""
+    """As ``rendered``, but the text, for messages without images."""
+    if images_of(messages):
+        raise RequestError("messages: images have no text", "messages")
     return await model.vocabulary.render_text(await _rendering(messages, templating, model))
 
 

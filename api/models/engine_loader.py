@@ -15,6 +15,7 @@ from chairlift.api.observe.canary import Canary
 from chairlift.api.schemas.sampling_defaults import SamplingDefaults, sampling_defaults
 from chairlift.api.settings import ServerSettings
 from chairlift.api.text.chat_format import chat_format
+from chairlift.api.text.images.loading import ImageLoader
 from chairlift.engine.client.factory import make_client
 from chairlift.engine.client.interface import EngineClient
 from chairlift.engine.client.process_client import RestartReason
@@ -147,9 +148,11 @@ class EngineLoader:
             return None
         from chairlift.api.text.images.vision import Vision
 
-        source = self._source
+        source, settings = self._source, self._settings
+        domains = frozenset(domain.lower() for domain in settings.allowed_media_domains)
+        loader = ImageLoader(domains, settings.allowed_local_media_path)
         return Vision(
-            *(vocabulary, self._tools.image_workers, source.path),
+            *(vocabulary, self._tools.image_workers, loader, source.path),
             *(info.vision_type, source.trust_remote_code),
         )
 

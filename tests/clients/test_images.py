@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -244,7 +245,33 @@ async def test_only_users_and_tools_show_images(client: AsyncOpenAI) -> None:
         await client.chat.completions.create(model=NAME, messages=messages)
 
 
-def test_text_only_serves_without_images(tmp_path: Any) -> None:
+def test_images_from_files_below_a_folder(tmp_path: Path) -> None:
+    model = vision_dir(tmp_path, "qwen2_vl")
+    folder = tmp_path / "images"
+    folder.mkdir()
+    (folder / "a.png").write_bytes(picture(1))
+    arguments = ("--served-model-name", NAME, "--allowed-local-media-path", str(folder))
+    with serving(tmp_path, str(model), *arguments) as server:
+
+        async def ask() -> None:
+            async with server.client() as client:
+                replies = [
+                    await _chat(client, part, _text("What?"))
+                    for part in (
+                        {"type": "image_url", "image_url": {"url": f"{folder.as_uri()}/a.png"}},
+                        _part(picture(1)),
+                    )
+                ]
+                texts = [reply.choices[0].message.content for reply in replies]
+                assert texts[0] == texts[1]
+                elsewhere = {"url": f"{model.as_uri()}/config.json"}
+                with pytest.raises(openai.BadRequestError, match="not below"):
+                    await _chat(client, {"type": "image_url", "image_url": elsewhere})
+
+        asyncio.run(ask())
+
+
+def test_text_only_serves_without_images(tmp_path: Path) -> None:
     model = vision_dir(tmp_path, "qwen2_vl")
     arguments = ("--served-model-name", NAME, "--text-only")
     with serving(tmp_path, str(model), *arguments) as server:

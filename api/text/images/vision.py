@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from chairlift.api.schemas.images import ImageReference
+from chairlift.api.text.images.loading import ImageLoader
 from chairlift.api.text.template import Rendering
 from chairlift.api.text.vocabulary import Vocabulary
 from chairlift.engine.errors import RequestError
-from chairlift.engine.messages import ImagePrompt, ImageSource
+from chairlift.engine.messages import ImagePrompt
 from chairlift.engine.model.vision.processor import load_processor, mark_of, prepare
 from chairlift.engine.workers.job import Fixture, Job, TooExpensive
 from chairlift.engine.workers.pool import Workers
@@ -24,6 +26,7 @@ class Vision:
     Args:
         vocabulary: renders them.
         workers: processes for images.
+        loader: loads the images' files.
         folder: the model's.
         model_type: see ``ModelInfo.vision_type``.
         trust_remote_code: its processor may be code in its folder.
@@ -33,27 +36,32 @@ class Vision:
         self,
         vocabulary: Vocabulary,
         workers: Workers,
+        loader: ImageLoader,
         folder: Path,
         model_type: str,
         trust_remote_code: bool,
     ) -> None:
         self._vocabulary = vocabulary
         self._workers = workers
+        self._loader = loader
         arguments = (str(folder), model_type, trust_remote_code)
         self._processor = Fixture(lambda: (load_processor, arguments))
         self._mark: str | None = None
         self._takes_parts: bool | None = None
 
-    async def prepare(self, rendering: Rendering, images: Sequence[ImageSource]) -> ImagePrompt:
+    async def prepare(
+        self, rendering: Rendering, references: Sequence[ImageReference]
+    ) -> ImagePrompt:
         """The prompt of a conversation with these images.
 
         Raises:
-            RequestError: an image is invalid, or takes too long; or the template, or the processor,
-                refuses the conversation.
+            RequestError: an image cannot be loaded, is invalid, or takes too long; or the template,
+                or the processor, refuses the conversation.
             QueueFull: too many images are waiting.
         """
         text = await self._vocabulary.render_text(await self._placed(rendering))
-        return await self._run(prepare, text, list(images))  # type: ignore[no-any-return]
+        images = await self._loader.load(references)
+        return await self._run(prepare, text, images)  # type: ignore[no-any-return]
 
     async def _placed(self, rendering: Rendering) -> Rendering:
         """The rendering with its images in the form that the template takes."""
