@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
@@ -15,30 +15,62 @@ class Family:
     Attributes:
         axes: the numbers that make the position of a token: 0 if it is the token's place in the
             sequence, 3 for M-RoPE (time, height, width).
+        deepstack: images also add embeddings after each of the first layers.
     """
 
     axes: int = 0
+    deepstack: bool = False
 
 
 _PLAIN = Family()
 _MROPE = Family(axes=3)
+_DEEPSTACK = Family(axes=3, deepstack=True)
 
 FAMILIES = {
     "gemma3": _PLAIN,
     "idefics3": _PLAIN,
+    "internvl": _PLAIN,
+    "internvl_chat": _PLAIN,
     "llava": _PLAIN,
+    "mistral3": _PLAIN,
     "pixtral": _PLAIN,
     "qwen2_5_vl": _MROPE,
     "qwen2_vl": _MROPE,
+    "qwen3_vl": _DEEPSTACK,
+    "qwen3_vl_moe": _DEEPSTACK,
     "smolvlm": _PLAIN,
 }
 
 
-# What stands for an image in a text before the processor has run, where that is not the
-# processor's ``image_token``.
-MARKS = {"gemma3": "<start_of_image>"}
-# Processors that cannot be told to add no special tokens to a text.
-ADDS_TOKENS = frozenset({"llava"})
+@dataclass(frozen=True, slots=True)
+class Processing:
+    """How the processor of a type is called.
+
+    Attributes:
+        mark: what stands for an image in a text before the processor has run; None: the processor's
+            ``image_token``.
+        other_mark: what the processor would take for an image, too.
+        settings: further arguments. Without ``add_special_tokens`` the processor adds some to each
+            text.
+    """
+
+    mark: str | None = None
+    other_mark: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=lambda: {"add_special_tokens": False})
+
+
+_INTERNVL = {"add_special_tokens": False, "truncation": False}
+_PROCESSING = {
+    "gemma3": Processing(mark="<start_of_image>"),
+    "internvl": Processing("<IMG_CONTEXT>", "<image>", _INTERNVL),
+    "internvl_chat": Processing("<image>", "<IMG_CONTEXT>", _INTERNVL),
+    "llava": Processing(settings={}),
+}
+
+
+def processing_of(model_type: str) -> Processing:
+    """How the processor of models of this type is called."""
+    return _PROCESSING.get(model_type) or Processing()
 
 
 def vision_type(config: Mapping[str, Any]) -> str | None:

@@ -12,6 +12,7 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models import cache as lm_cache
 
 from chairlift.engine.messages import PromptImage
+from chairlift.engine.model.vision.deepstack import add_at_places
 from chairlift.engine.model.vision.families import family_of
 from chairlift.engine.model.vision.token_inputs import Positions, TokenInputs, places_of, shifts_of
 
@@ -33,6 +34,8 @@ class VisionModel(Module):
         self._type = model_type
         self._family = family_of(model_type)
         self._given: Sequence[TokenInputs] = ()
+        if self._family.deepstack:
+            add_at_places(model.language_model.model)
 
     @property
     def model_type(self) -> str:
@@ -88,7 +91,10 @@ class VisionModel(Module):
         return logits
 
     def embeddings(self, image: PromptImage, own: Sequence[int]) -> mx.array:
-        """An image's embeddings, ``[places, hidden size]``; not evaluated.
+        """An image's embeddings, ``[places, width]``; not evaluated.
+
+        The width is the hidden size, or a multiple of it: what follows is added after each of the
+        first layers.
 
         Args:
             own: the tokens of its span of the prompt.
@@ -99,8 +105,10 @@ class VisionModel(Module):
         mask = arrays.pop("attention_mask", mx.ones(tokens.shape, mx.int32))
         embedded = self.model.get_input_embeddings(tokens, pixels, mask=mask, **arrays)
         places = mx.array(image.places) - image.places[0]
-        embeddings: mx.array = embedded.inputs_embeds[0, places]
-        return embeddings
+        parts = [embedded.inputs_embeds[0, places]]
+        if self._family.deepstack:
+            parts += embedded.deepstack_visual_embeds
+        return mx.concatenate(parts, axis=-1)
 
     def shifts(self, prompt: Sequence[int], images: Sequence[PromptImage]) -> Positions | None:
         """The positions of a prompt's tokens minus their places, ``[axes, tokens]``.
@@ -133,10 +141,17 @@ class VisionModel(Module):
 
     def _embedded(self, tokens: mx.array, places: list[int]) -> dict[str, Any]:
         embedded = self.model.get_input_embeddings(tokens).inputs_embeds
-        new = [each.embeddings for each in self._given if each.embeddings is not None]
+        given = [each.embeddings for each in self._given if each.embeddings is not None]
         flat = embedded.reshape(-1, embedded.shape[-1])
-        flat[mx.array(places)] = mx.concatenate(new).astype(flat.dtype)
-        return {"inputs_embeds": flat.reshape(embedded.shape)}
+        width = flat.shape[-1]
+        where, new = mx.array(places), mx.concatenate(given).astype(flat.dtype)
+        flat[where] = new[:, :width]
+        arguments: dict[str, Any] = {"inputs_embeds": flat.reshape(embedded.shape)}
+        if self._family.deepstack:
+            layers = range(width, new.shape[-1], width)
+            arguments["visual_pos_masks"] = where
+            arguments["deepstack_visual_embeds"] = [new[:, a : a + width] for a in layers]
+        return arguments
 
     def _positions(self, tokens: mx.array, cache: Any) -> mx.array:
         """The positions ``[axes, rows, step]`` of a step's tokens."""

@@ -16,11 +16,11 @@ from PIL import Image
 from chairlift.engine.errors import ModelError, RequestError
 from chairlift.engine.messages import Array, ImagePrompt, ImageSource, PromptImage
 from chairlift.engine.model.vision.decoding import decode
-from chairlift.engine.model.vision.families import ADDS_TOKENS, MARKS
+from chairlift.engine.model.vision.families import Processing, processing_of
 
 # What processors return besides the arrays of images.
 _OF_TEXT = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
-_IMAGE_KEYS = ("image_token_id", "image_token_index", "img_context_token_id")
+_IMAGE_KEYS = ("image_token_id", "image_token_index")
 
 
 class Processor:
@@ -29,15 +29,18 @@ class Processor:
     Args:
         processor: mlx-vlm's.
         image_id: the token of which an image has one for each of its embeddings.
+        processing: how it is called.
+
+    Attributes:
         mark: what stands for an image in a text.
-        adds_tokens: it puts special tokens before each text.
     """
 
-    def __init__(self, processor: Any, image_id: int, mark: str, adds_tokens: bool) -> None:
+    def __init__(self, processor: Any, image_id: int, processing: Processing) -> None:
         self._processor = processor
         self._image_id = image_id
-        self.mark = mark
-        self._adds_tokens = adds_tokens
+        self._other_mark = processing.other_mark
+        self._settings = processing.settings
+        self.mark: str = processing.mark or processor.image_token
 
     def prepare(self, text: str, images: Sequence[Image.Image]) -> ImagePrompt:
         """The tokens of a text, in which each mark became the tokens of one image.
@@ -46,6 +49,8 @@ class Processor:
             RequestError: the text has another number of marks, or the processor refuses it.
         """
         marks = text.count(self.mark)
+        if self._other_mark is not None:
+            marks += text.count(self._other_mark)
         if marks != len(images):
             raise RequestError(
                 f"messages: the prompt has {marks} places for {len(images)} images; a text must "
@@ -71,11 +76,10 @@ class Processor:
         return ImagePrompt(tokens, tuple(prepared))
 
     def _processed(self, text: str, images: Sequence[Image.Image]) -> dict[str, Any]:
-        # The text is a rendered chat template, which has all special tokens.
-        settings = {} if self._adds_tokens else {"add_special_tokens": False}
         try:
-            inputs = dict(self._processor(text=[text], images=list(images), **settings))
-            if self._adds_tokens:
+            inputs = dict(self._processor(text=[text], images=list(images), **self._settings))
+            # The text is a rendered chat template, which has all special tokens.
+            if "add_special_tokens" not in self._settings:
                 added = len(self._processor.tokenizer("").input_ids)
                 inputs["input_ids"] = [_ids(inputs)[added:]]
             return inputs
@@ -105,11 +109,13 @@ def load_processor(folder: str, model_type: str, trust_remote_code: bool) -> Pro
         reason = " ".join(str(error).split())[:300]
         raise ModelError(f"{folder}: the image processor cannot be loaded: {reason}") from error
     config = json.loads((Path(folder) / "config.json").read_bytes())
-    image_id = next((config[key] for key in _IMAGE_KEYS if type(config.get(key)) is int), None)
+    known = (config.get(key) for key in _IMAGE_KEYS)
+    image_id = next((each for each in known if type(each) is int), None)
+    # The processors of InternVL know it by the tokenizer.
+    image_id = getattr(processor, "img_context_token_id", image_id)
     if image_id is None:
         raise ModelError(f"{folder}/config.json: lacks 'image_token_id'")
-    mark = MARKS.get(model_type) or processor.image_token
-    return Processor(processor, image_id, mark, model_type in ADDS_TOKENS)
+    return Processor(processor, image_id, processing_of(model_type))
 
 
 def mark_of(processor: Processor) -> str:

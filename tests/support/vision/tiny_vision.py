@@ -53,6 +53,17 @@ _QWEN: dict[str, Any] = {
     "temporal_patch_size": 2,
     "mlp_ratio": 2,
 }
+_LLAMA4_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 2.0,
+    "original_max_position_embeddings": 2048,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
 _MROPE = {"type": "mrope", "mrope_section": [2, 3, 3]}
 
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -124,6 +135,59 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 CONFIGS["smolvlm"] = CONFIGS["idefics3"]
+_INTERNVL: dict[str, Any] = {
+    "text_config": {**_TEXT, "model_type": "qwen3"},
+    "vision_config": {**_SIGLIP, "model_type": "internvl_vision"},
+    "downsample_ratio": 0.5,
+    "image_token_id": IMAGE_ID,
+    "image_token_index": IMAGE_ID,
+}
+CONFIGS["internvl"] = _INTERNVL
+CONFIGS["internvl_chat"] = {
+    **_INTERNVL,
+    "text_config": {**_TEXT, "model_type": "qwen2"},
+    "vision_config": {**_SIGLIP, "model_type": "intern_vit_6b"},
+}
+CONFIGS["mistral3"] = {
+    **CONFIGS["pixtral"],
+    "text_config": {**_TEXT, "model_type": "ministral3", "rope_parameters": _LLAMA4_ROPE},
+    "spatial_merge_size": 2,
+}
+CONFIGS["qwen3_vl"] = {
+    "text_config": {
+        **_TEXT,
+        "model_type": "qwen3_vl_text",
+        "rope_scaling": {"rope_type": "default", "mrope_section": [4, 2, 2]},
+    },
+    "vision_config": {
+        **_QWEN,
+        "model_type": "qwen3_vl",
+        "hidden_size": 32,
+        "out_hidden_size": 64,
+        "intermediate_size": 64,
+        "num_position_embeddings": 64,
+        "deepstack_visual_indexes": [0, 1],
+    },
+    "image_token_id": IMAGE_ID,
+    "image_token_index": IMAGE_ID,
+    "video_token_id": 296,
+    "video_token_index": 296,
+    "vision_start_token_id": START_ID,
+    "vision_end_token_id": END_ID,
+}
+CONFIGS["qwen3_vl_moe"] = {
+    **CONFIGS["qwen3_vl"],
+    "text_config": {
+        **CONFIGS["qwen3_vl"]["text_config"],
+        "model_type": "qwen3_vl_moe_text",
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    },
+    "vision_config": {**CONFIGS["qwen3_vl"]["vision_config"], "model_type": "qwen3_vl_moe"},
+}
 
 
 def vlm_model(model_type: str, seed: int = 0) -> nn.Module:
@@ -173,7 +237,7 @@ class ImageMaker:
         """
         random = np.random.default_rng(seed)
         arrays: dict[str, np.ndarray[Any, Any]]
-        if self._kind in ("qwen2_vl", "qwen2_5_vl"):
+        if self._kind.startswith("qwen"):
             grid = (1, 2 * height, 2 * width)
             patch = 3 * 2 * 4 * 4
             arrays = {
@@ -182,15 +246,25 @@ class ImageMaker:
             }
             tokens = [START_ID, *[IMAGE_ID] * (height * width), END_ID]
         elif self._kind in ("idefics3", "smolvlm"):
-            tiles = random.integers(1, 4)
+            tiles = int(random.integers(1, 4))
             arrays = {
                 "pixel_values": random.normal(size=(1, tiles, 3, 16, 16)).astype(np.float32),
                 "pixel_attention_mask": np.ones((1, tiles, 16, 16), np.int64),
             }
-            tokens = [END_ID, *([*[IMAGE_ID] * 4, END_ID] * int(tiles))]
+            tokens = [END_ID, *([*[IMAGE_ID] * 4, END_ID] * tiles)]
         elif self._kind == "gemma3":
             arrays = {"pixel_values": random.normal(size=(1, 3, 16, 16)).astype(np.float32)}
             tokens = [START_ID, *[IMAGE_ID] * 4, END_ID]
+        elif self._kind.startswith("internvl"):
+            tiles = int(random.integers(1, 4))
+            arrays = {"pixel_values": random.normal(size=(tiles, 3, 16, 16)).astype(np.float32)}
+            tokens = [START_ID, *[IMAGE_ID] * 4 * tiles, END_ID]
+        elif self._kind == "mistral3":
+            arrays = {
+                "pixel_values": random.normal(size=(1, 3, 16, 16)).astype(np.float32),
+                "image_sizes": np.array([[16, 16]], np.int64),
+            }
+            tokens = [IMAGE_ID] * 2 + [START_ID] + [IMAGE_ID] * 2 + [END_ID]
         else:
             arrays = {"pixel_values": random.normal(size=(1, 3, 16, 16)).astype(np.float32)}
             tokens = [IMAGE_ID] * 16

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +27,9 @@ _TOKENS = [
     "[IMG]",
     "[IMG_BREAK]",
     "[IMG_END]",
+    "<IMG_CONTEXT>",
+    "<img>",
+    "</img>",
     "<|image_pad|>",
     "<|video_pad|>",
     "<|vision_start|>",
@@ -68,7 +70,7 @@ _QWEN: dict[str, Any] = {
 }
 _QWEN_MARK = "<|vision_start|><|image_pad|><|vision_end|>"
 
-PROCESSORS: Mapping[str, ProcessorFiles] = {
+PROCESSORS: dict[str, ProcessorFiles] = {
     "gemma3": ProcessorFiles(
         {
             "image_processor_type": "Gemma3ImageProcessor",
@@ -124,6 +126,29 @@ PROCESSORS: Mapping[str, ProcessorFiles] = {
         "[IMG]",
         "[IMG]",
     ),
+    "mistral3": ProcessorFiles(
+        {
+            "image_processor_type": "PixtralImageProcessor",
+            "size": {"longest_edge": 16},
+            "patch_size": {"height": 4, "width": 4},
+        },
+        {
+            "processor_class": "PixtralProcessor",
+            "image_token": "[IMG]",
+            "image_break_token": "[IMG_BREAK]",
+            "image_end_token": "[IMG_END]",
+            "patch_size": 4,
+            "spatial_merge_size": 2,
+        },
+        "[IMG]",
+        "[IMG]",
+    ),
+    "qwen3_vl": ProcessorFiles(
+        {**_QWEN, "size": {"shortest_edge": 64, "longest_edge": 1024}},
+        {"processor_class": "Qwen3VLProcessor"},
+        "<|image_pad|>",
+        _QWEN_MARK,
+    ),
     "qwen2_vl": ProcessorFiles(
         _QWEN, {"processor_class": "Qwen2VLProcessor"}, "<|image_pad|>", _QWEN_MARK
     ),
@@ -131,6 +156,16 @@ PROCESSORS: Mapping[str, ProcessorFiles] = {
         _QWEN, {"processor_class": "Qwen2_5_VLProcessor"}, "<|image_pad|>", _QWEN_MARK
     ),
 }
+PROCESSORS["internvl"] = ProcessorFiles(
+    {},
+    {"processor_class": "InternVLProcessor", "image_seq_length": 4},
+    "<IMG_CONTEXT>",
+    "<IMG_CONTEXT>",
+)
+PROCESSORS["internvl_chat"] = ProcessorFiles(
+    {}, {"processor_class": "InternVLChatProcessor"}, "<IMG_CONTEXT>", "<image>"
+)
+PROCESSORS["qwen3_vl_moe"] = PROCESSORS["qwen3_vl"]
 
 
 def vision_dir(

@@ -60,9 +60,11 @@ def test_embeddings_are_those_of_mlx_vlm(
         )
     ids, pixels = inputs.pop("input_ids"), inputs.pop("pixel_values")
     mask = inputs.pop("attention_mask")
-    embedded = model.model.get_input_embeddings(ids, pixels, mask=mask, **inputs).inputs_embeds
+    embedded = model.model.get_input_embeddings(ids, pixels, mask=mask, **inputs)
+    expected = [embedded.inputs_embeds[0, mx.array(image.places)]]
+    expected += embedded.deepstack_visual_embeds or []
     assert tokens == ids[0].tolist()
-    assert mx.allclose(embedded[0, mx.array(image.places)], own, atol=1e-4).item()
+    assert mx.allclose(mx.concatenate(expected, axis=-1), own, atol=1e-4).item()
 
 
 def _image(size: tuple[int, int]) -> Image.Image:
