@@ -49,6 +49,8 @@ from chairlift.scheduler.sequence import Sequence
 
 log = logging.getLogger(__name__)
 
+# Images wait for as many steps with prompts at a time.
+MAX_ENCODER_WAITS = 8
 # Memory for the embeddings of images: those of about 100 images, 1,000 tokens each, of 2,560
 # numbers in 16 bits.
 IMAGE_BYTES = 512 << 20
@@ -101,6 +103,8 @@ class EngineCore:
         self.swap: Swap[Sequence] = Swap(model.kinds, 0) if swap is None else swap
         self.grammars = Grammars(compiler)
         self.images = ImageEncoder(model.vision, image_bytes)
+        # The steps with prompts for which images have waited.
+        self._encoder_waits = 0
         self._background: tuple[Background, ...] = (
             self.prefixes,
             SwapWork(self.swap),
@@ -239,9 +243,10 @@ class EngineCore:
     def step(self) -> StepOutput:
         """Plans and launches a step, and returns the tokens of the previous step."""
         timer = PhaseTimer(self._recorder.current.phases)
-        if self.images.has_work:
-            self._encode(timer)
+        prompts = self.images.has_news or bool(self.scheduler.prefilling)
         self._collect()
+        if self.images.has_work:
+            self._encode(timer, prompts)
         outputs, drafts = self._read_ahead(timer)
         plan = self.scheduler.plan(self.batch.capacities, drafts)
         self.on_compute([*self.pipeline.running.computed, *plan.decode, *plan.chunks])
@@ -258,10 +263,21 @@ class EngineCore:
         timer.end("output")
         return StepOutput(outputs, self._recorder.finish(plan, timer.total))
 
-    def _encode(self, timer: PhaseTimer) -> None:
-        """Encodes waiting images for as long as a step beside the running rows may take."""
-        seconds = self.limits.step_seconds if self.pipeline.running.rows else IDLE_SECONDS
-        self.pipeline.run_between(lambda: self.images.encode(min(seconds, IDLE_SECONDS)), timer)
+    def _encode(self, timer: PhaseTimer, prompts: bool) -> None:
+        """Encodes waiting images for as long as a step beside the running rows may take.
+
+        Args:
+            prompts: prompts are being computed, or are about to be. They come first, for some
+                steps, because both would take twice the time.
+        """
+        if prompts and self._encoder_waits < MAX_ENCODER_WAITS:
+            self._encoder_waits += 1
+            return
+        self._encoder_waits = 0
+        seconds = IDLE_SECONDS
+        if self.pipeline.running.rows:
+            seconds = min(self.limits.step_seconds, IDLE_SECONDS)
+        self.pipeline.run_between(lambda: self.images.encode(seconds), timer)
 
     def _read_ahead(self, timer: PhaseTimer) -> tuple[list[TokenOutput], Chosen]:
         """Reads the running step if the next may have drafts.

@@ -33,6 +33,7 @@ from chairlift.engine.messages import Loading, ModelInfo, OnProgress
 from chairlift.engine.model.loader import LoadedModel, load_model
 from chairlift.engine.model.probe import probe
 from chairlift.engine.model.tokenizer import load_tokenizer
+from chairlift.engine.model.vision.model import VisionModel
 from chairlift.engine.parallel.ranks import ALONE, Ranks
 from chairlift.engine.speculation.proposal import proposers
 from chairlift.scheduler.sequence import Sequence
@@ -81,7 +82,10 @@ def serve_loaded(
     # is computed exactly.
     exactly = config.dtype != "auto" or not loaded.quantized
     spare = memory.spare_bytes(config, ranks.sharing)
-    eager, kernels = accelerate(loaded.model, exactly, spare)
+    # Not the part for images: its graph is built at once and computed in parts.
+    sees = isinstance(loaded.model, VisionModel)
+    part = loaded.model.model.language_model if sees else loaded.model
+    eager, kernels = accelerate(part, exactly, spare)
     quantization = kv_quantization(config)
     geometry, vocabulary, layers = probe(loaded.model, loaded.architecture, quantization)
     draft_model = _draft_model(config, source, on_progress)

@@ -1,9 +1,9 @@
-"""Computes the embeddings of images, one image at a time beside the steps, and keeps them."""
+"""Computes the embeddings of images, a few layers at a time beside the steps, and keeps them."""
 
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -15,8 +15,6 @@ from chairlift.engine.model.vision.prompt_images import PromptImages
 
 # Seconds that the encoder may take between two steps without rows: as long as a step of them.
 IDLE_SECONDS = 0.1
-# How much a new measurement counts in the learned time of an embedding.
-_NEWEST = 0.3
 
 
 @dataclass(slots=True)
@@ -25,6 +23,15 @@ class _Waiting:
 
     prompt: Sequence[int]
     missing: dict[bytes, PromptImage]
+
+
+@dataclass(slots=True)
+class _Begun:
+    """An image that is being encoded: what is left to compute, and the seconds that it took."""
+
+    digest: bytes
+    stages: deque[mx.array]
+    seconds: float = 0.0
 
 
 @dataclass(slots=True)
@@ -64,7 +71,8 @@ class ImageEncoder:
         self._kept: OrderedDict[bytes, mx.array] = OrderedDict()
         self._ready: set[str] = set()
         self._failed: dict[str, Exception] = {}
-        self._seconds = 0.0
+        # The image of which some layers are computed.
+        self._begun: _Begun | None = None
         self._counts = EncoderCounts()
 
     @property
@@ -117,8 +125,8 @@ class ImageEncoder:
         return len(self._requests)
 
     def is_awaited(self, request_id: str) -> bool:
-        """Whether a request waits for the encoder."""
-        return request_id in self._waiting
+        """Whether a request waits for the encoder, or for ``take_done``."""
+        return any(request_id in each for each in (self._waiting, self._ready, self._failed))
 
     @property
     def has_work(self) -> bool:
@@ -142,27 +150,56 @@ class ImageEncoder:
         return done, failed
 
     def encode(self, seconds: float) -> None:
-        """Encodes at least one image, and further ones as long as that takes ``seconds`` at most.
+        """Encodes waiting images, layer by layer, for ``seconds`` and at least one layer.
 
-        A time is predicted from the number of embeddings.
+        An image that is not complete then is continued by the next call.
         """
         end = time.monotonic() + seconds
         while (found := self._next()) is not None:
             request_id, image = found
             try:
-                self.embeddings(image, self._waiting[request_id].prompt[image.span])
+                complete = self._continue(image, self._waiting[request_id].prompt[image.span], end)
             except Exception as error:  # a model file may raise anything
+                self._begun = None
                 del self._waiting[request_id]
                 self._failed[request_id] = error
+                complete = True
+            if not complete:
+                return
             for waiting in self._waiting.values():
                 waiting.missing.pop(image.digest, None)
             self._ready |= {name for name, each in self._waiting.items() if not each.missing}
             self._waiting = {n: each for n, each in self._waiting.items() if each.missing}
-            following = self._next()
-            if following is None:
+            if time.monotonic() > end:
                 return
-            if time.monotonic() + self._seconds * len(following[1].places) > end:
-                return
+
+    def _continue(self, image: PromptImage, own: Sequence[int], end: float) -> bool:
+        """Computes layers of an image until the time ``end``; whether it is complete then."""
+        assert self._model is not None
+        start = time.monotonic()
+        if image.digest in self._kept:
+            return True
+        if self._begun is None or self._begun.digest != image.digest:
+            self._begun = _Begun(image.digest, deque(self._model.stages(image, own)))
+        begun = self._begun
+        last = start
+        while begun.stages:
+            stage = begun.stages.popleft()
+            mx.eval(stage)
+            now = time.monotonic()
+            # The next layer takes about as long as this one.
+            took, last = now - last, now
+            if begun.stages and now + took > end:
+                begun.seconds += time.monotonic() - start
+                return False
+        self._begun = None
+        self._keep(image, stage, begun.seconds + time.monotonic() - start)
+        return True
+
+    def _keep(self, image: PromptImage, embeddings: mx.array, seconds: float) -> None:
+        self._counts.encoded.append(seconds)
+        self._kept[image.digest] = embeddings
+        self._trim()
 
     def embeddings(self, image: PromptImage, own: Sequence[int]) -> mx.array:
         """An image's embeddings, ``[places, hidden size]``; kept ones, or else computed now.
@@ -180,12 +217,7 @@ class ImageEncoder:
         start = time.monotonic()
         embeddings = self._model.embeddings(image, own)
         mx.eval(embeddings)
-        seconds = time.monotonic() - start
-        self._counts.encoded.append(seconds)
-        each = seconds / len(image.places)
-        self._seconds = each if not self._seconds else _mixed(self._seconds, each)
-        self._kept[image.digest] = embeddings
-        self._trim()
+        self._keep(image, embeddings, time.monotonic() - start)
         return embeddings
 
     def computed(self, request_id: str) -> None:
@@ -221,7 +253,3 @@ class ImageEncoder:
             excess -= self._kept.pop(digest).nbytes
             if excess <= 0:
                 return
-
-
-def _mixed(known: float, new: float) -> float:
-    return (1 - _NEWEST) * known + _NEWEST * new

@@ -14,6 +14,7 @@ from mlx_lm.models import cache as lm_cache
 from chairlift.engine.messages import PromptImage
 from chairlift.engine.model.vision.deepstack import add_at_places
 from chairlift.engine.model.vision.families import family_of
+from chairlift.engine.model.vision.stages import Stages
 from chairlift.engine.model.vision.token_inputs import Positions, TokenInputs, places_of, shifts_of
 
 
@@ -36,6 +37,7 @@ class VisionModel(Module):
         self._given: Sequence[TokenInputs] = ()
         if self._family.deepstack:
             add_at_places(model.language_model.model)
+        self._stages = Stages(model)
 
     @property
     def model_type(self) -> str:
@@ -91,8 +93,13 @@ class VisionModel(Module):
         return logits
 
     def embeddings(self, image: PromptImage, own: Sequence[int]) -> mx.array:
-        """An image's embeddings, ``[places, width]``; not evaluated.
+        """An image's embeddings, ``[places, width]``; see ``stages``."""
+        return self.stages(image, own)[-1]
 
+    def stages(self, image: PromptImage, own: Sequence[int]) -> list[mx.array]:
+        """The outputs of a tower's layers for an image, then its embeddings, ``[places, width]``.
+
+        Nothing is evaluated, except by models whose code does so. Each array needs the one before.
         The width is the hidden size, or a multiple of it: what follows is added after each of the
         first layers.
 
@@ -103,12 +110,13 @@ class VisionModel(Module):
         arrays = {name: mx.array(_numpy(array)) for name, array in image.arrays.items()}
         pixels = arrays.pop("pixel_values", None)
         mask = arrays.pop("attention_mask", mx.ones(tokens.shape, mx.int32))
-        embedded = self.model.get_input_embeddings(tokens, pixels, mask=mask, **arrays)
+        with self._stages.recorded() as stages:
+            embedded = self.model.get_input_embeddings(tokens, pixels, mask=mask, **arrays)
         places = mx.array(image.places) - image.places[0]
         parts = [embedded.inputs_embeds[0, places]]
         if self._family.deepstack:
             parts += embedded.deepstack_visual_embeds
-        return mx.concatenate(parts, axis=-1)
+        return [*stages, mx.concatenate(parts, axis=-1)]
 
     def shifts(self, prompt: Sequence[int], images: Sequence[PromptImage]) -> Positions | None:
         """The positions of a prompt's tokens minus their places, ``[axes, tokens]``.

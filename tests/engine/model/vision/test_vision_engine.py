@@ -219,14 +219,14 @@ def test_a_model_that_fails_on_an_image_fails_only_its_request(
 ) -> None:
     bench = Bench(_model("llava"))
     good, bad = (ImageMaker("llava").prompt(30 + i, [3, 4]) for i in range(2))
-    embeddings = VisionModel.embeddings
+    stages = VisionModel.stages
 
-    def failing(self: VisionModel, image: PromptImage, own: list[int]) -> mx.array:
+    def failing(self: VisionModel, image: PromptImage, own: list[int]) -> list[mx.array]:
         if image.digest == bad[1][0].digest:
             raise ValueError("it does not fit")
-        return embeddings(self, image, own)
+        return stages(self, image, own)
 
-    monkeypatch.setattr(VisionModel, "embeddings", failing)
+    monkeypatch.setattr(VisionModel, "stages", failing)
     for name, (prompt, images) in (("good", good), ("bad", bad)):
         bench.submit(name, prompt, 6, reading={"images": images})
     bench.drain()
@@ -249,3 +249,28 @@ def test_an_image_is_encoded_between_steps_of_running_rows() -> None:
     assert bench.stats[before].phases["encode"] > 0
     bench.drain()
     assert bench.tokens("runs") == _solo("llava", ([5, 6, 7], ()), 60)
+
+
+@pytest.mark.parametrize("model_type", CONFIGS)
+def test_an_image_is_encoded_a_few_layers_at_a_time(
+    model_type: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chairlift.engine.core.core.IDLE_SECONDS", 0.0)
+    bench = Bench(_model(model_type))
+    bench.submit("runs", [5, 6, 7], 40)
+    for _ in range(3):
+        bench.step()
+    prompt, images = ImageMaker(model_type).prompt(50, [3, 4])
+    bench.submit("0", prompt, 4, reading={"images": images})
+    bench.submit("leaves", prompt, 4, reading={"images": images})
+    before = len(bench.stats)
+    bench.step()
+    bench.core.abort(Abort("leaves"))
+    bench.drain()
+    encoding = [stats for stats in bench.stats[before:] if "encode" in stats.phases]
+    # Two layers, and the embeddings.
+    assert len(encoding) >= 3
+    assert [len(stats.image_seconds) for stats in encoding] == [0] * (len(encoding) - 1) + [1]
+    assert all(stats.rows for stats in encoding)
+    assert bench.tokens("0") == _solo(model_type, (prompt, images), 4)
+    assert bench.tokens("runs") == _solo(model_type, ([5, 6, 7], ()), 40)
