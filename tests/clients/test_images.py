@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import os
+import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,8 @@ from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 from support.api.server import Server, serving
 from support.vision.vision_dir import picture, vision_dir
+
+from chairlift.loadtest.servers.procfs import tree
 
 pytestmark = pytest.mark.system
 
@@ -199,6 +203,19 @@ async def test_streams_with_and_without_images_in_one_batch(client: AsyncOpenAI)
         return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
 
     assert await asyncio.gather(*map(streamed, range(9))) == alone
+
+
+async def test_a_stream_survives_its_engine(server: Server, client: AsyncOpenAI) -> None:
+    content = [_part(picture(31)), _text("Long?")]
+    settings: Any = {"max_tokens": 400, "extra_body": {"ignore_eos": True}}
+    expected = (await _chat(client, *content, **settings)).choices[0].message.content
+    stream = await _chat(client, *content, stream=True, **settings)
+    texts: list[str] = []
+    async for chunk in stream:
+        texts.append(chunk.choices[0].delta.content or "")
+        if len(texts) == 20:
+            os.kill(tree(server.process.pid)[1], signal.SIGKILL)  # the engine
+    assert "".join(texts) == expected
 
 
 HOSTILE = {
