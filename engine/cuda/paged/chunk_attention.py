@@ -66,7 +66,7 @@ def chunk_attention(
         new: ``[tokens, key heads, 1, dim]``.
         pool: ``[pages, key heads, PAGE_TOKENS, dim]``, contiguous; packed, if there is a
             quantization, and then nothing is written: ``packing.pack`` does that.
-        step: the chunks, which need not have all of the tokens.
+        step: the chunks, which need not have all of the tokens, and the results of others.
         scale: factor of the scores, positive.
         window: how many columns a token sees at most, its own included; None: all.
         sinks: ``[heads]``, or None.
@@ -121,6 +121,7 @@ def _attend(
             *pool,
             step.tables,
             step.tiles,
+            queries if step.decoded is None else step.decoded,
             _counters(1 << (places - 1).bit_length() if places else 1),
             scale_array(scale),
             window_array(window),
@@ -170,6 +171,7 @@ def _kernel(blocks: int) -> Any:
             "values",
             "tables",
             "tiles",
+            "decoded",
             "counters",
             "scale",
             "window",
