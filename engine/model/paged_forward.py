@@ -36,8 +36,8 @@ COMPILED_TOKENS = 8192
 MIN_PAGES = page_count(COMPILED_TOKENS)
 # Different tokens of the steps that compile; any vocabulary has so many.
 TRIAL_TOKENS = 8
-# A step with prompts has the shape of one with so many tokens of rows; with more, of one with twice
-# as many, and so on.
+# A step with prompts or drafts has the shape of one with so many tokens of rows; with more, of one
+# with twice as many, and so on.
 ROWS = 64
 
 
@@ -46,10 +46,12 @@ class PagedForward(Forward):
 
     def __init__(self, model: Any, head: Head | None) -> None:
         super().__init__(model, head, packs=True)
-        # Steps of rows alone, the same with adapters, and steps with prompts.
+        # Steps in which each row takes a token, and steps with prompts or drafts; each of them
+        # without adapters, and with.
         self._steps = CompiledSteps(self._logits)
         self._adapted_steps = CompiledSteps(self._logits, self.routing)
         self._mixed_steps = CompiledSteps(self._logits)
+        self._adapted_mixed_steps = CompiledSteps(self._logits, self.routing)
 
     def __call__(
         self,
@@ -61,15 +63,15 @@ class PagedForward(Forward):
     ) -> Outcome:
         rows = cast("list[PagedBatch]", [band for band in bands if len(band)])
         runs = row_runs(tokens.shape[0], adapters, drafted)
-        counts = [band.counts for band in drafted] if drafted else None
-        if chunks:
+        if chunks or drafted:
+            counts = [band.counts for band in drafted] if drafted else None
             return self._mixed(rows, tokens, chunks, runs, counts)
         if not rows:
             return Outcome(None, {}, {})
         padding = step_size(tokens.shape[0]) - tokens.shape[0]
         fed = mx.pad(tokens, (0, padding)) if padding else tokens
         with (
-            paged_step(rows, [], padding, drafted=counts) as step,
+            paged_step(rows, [], padding) as step,
             self.routing.of([*runs, Run(None, padding)] if padding else runs),
         ):
             steps = self._steps if self.routing.call is None else self._adapted_steps
@@ -78,20 +80,26 @@ class PagedForward(Forward):
     def commit(self, drafted: DraftedBand, kept: Seq[int]) -> None:
         cast(PagedBatch, drafted.cache).advance(kept)
 
-    def compile(self, memory: PagedMemory, max_rows: int, max_tokens: int) -> None:
-        """Compiles steps of up to ``max_rows`` rows and ``max_tokens`` tokens, in advance.
+    def compile(self, memory: PagedMemory, max_rows: int, draft_tokens: int, tokens: int) -> None:
+        """Compiles steps in advance.
 
         The first ones of each kind have the most tokens, which differ: they are compared with
         others.
+
+        Args:
+            max_rows: the most rows of a step.
+            draft_tokens: the most tokens of a row's draft.
+            tokens: the most tokens of a step.
         """
         batch = PagedBatch(memory)
         for rows in dict.fromkeys(map(step_size, range(max_rows, 0, -1))):
             for pages in table_widths(COMPILED_TOKENS):
                 with paged_step([batch], [], rows, pages) as step:
                     self._steps.compile(step, mx.arange(rows)[:, None] % TRIAL_TOKENS, None)
-        for tokens in dict.fromkeys(map(step_size, range(max_tokens, 0, -1))):
-            for limit in dict.fromkeys(_row_limit(rows, tokens) for rows in range(max_rows, 0, -1)):
-                self._compile_mixed(memory, tokens, limit)
+        most = min(tokens, max_rows * (1 + draft_tokens))
+        for size in dict.fromkeys(map(step_size, range(tokens, 0, -1))):
+            for limit in dict.fromkeys(_row_limit(rows, size) for rows in range(most, 0, -1)):
+                self._compile_mixed(memory, size, limit)
 
     def _compile_mixed(self, memory: PagedMemory, tokens: int, row_limit: int) -> None:
         """Compiles a step with a short prompt, whose other tokens are unused."""
@@ -112,7 +120,7 @@ class PagedForward(Forward):
         runs: Seq[Run],
         counts: Seq[Seq[int]] | None,
     ) -> Outcome:
-        """A step with chunks.
+        """A step with chunks, or rows with drafts.
 
         Args:
             counts: the tokens of each row, which stay uncounted; None: each row takes one.
@@ -122,8 +130,7 @@ class PagedForward(Forward):
         total = tokens.shape[0] + sum(lengths)
         size = step_size(total)
         tail = size - total
-        lengths[-1] += tail
-        packed = packed_tokens(tokens.shape[0], chunks, lengths)
+        packed = packed_tokens(tokens.shape[0], chunks, lengths, tail)
         row_limit = _row_limit(packed.sampled, size)
         runs = [
             *runs,
@@ -135,11 +142,12 @@ class PagedForward(Forward):
             paged_step(rows, new, 0, MIN_PAGES, counts, tail, row_limit) as step,
             self.routing.of(runs),
         ):
-            if plain or self.routing.call is not None:
+            adapted = self.routing.call is not None
+            if plain or (adapted and chunks):
                 return self._packed_outcome(tokens, packed, chunks, step.layers(), step_size)
+            steps = self._adapted_mixed_steps if adapted else self._mixed_steps
             fed = mx.concatenate([tokens, mx.array(packed.new, mx.int32)])[:, None]
-            positions = padded_positions(packed, row_limit)
-            logits = self._mixed_steps(step, fed, positions)
+            logits = steps(step, fed, padded_positions(packed, row_limit))
         if not packed.sampled:
             step.memory.effects = [logits]
             return Outcome(None, {}, {})
@@ -154,5 +162,5 @@ class PagedForward(Forward):
 
 
 def _row_limit(rows: int, tokens: int) -> int:
-    """The ``StepTokens.row_limit`` of a step with chunks."""
+    """The ``StepTokens.row_limit`` of a step with prompts or drafts."""
     return min(tokens, doubled(ROWS, rows))
