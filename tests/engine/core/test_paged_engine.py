@@ -142,6 +142,7 @@ def test_the_pages_of_a_prefix_count_once_for_all_its_rows() -> None:
     assert (rows, preempted) == (4, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("swap", [False, True])
 @pytest.mark.parametrize("seed", range(3))
 def test_rows_with_prefixes_of_a_tree_never_lack_pages(seed: int, swap: bool) -> None:
