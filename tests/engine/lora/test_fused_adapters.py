@@ -51,7 +51,7 @@ class Served:
         )
         forward = self.core.pipeline.forward
         assert isinstance(forward, PagedForward)
-        forward._adapted_steps = self.steps = ComparedSteps(model, forward.routing)
+        forward._adapted_steps = self.steps = ComparedSteps(forward._logits, forward.routing)
         self._tokens: dict[str, list[int]] = {}
 
     def load(self, key: str, seed: int) -> None:

@@ -84,7 +84,7 @@ def test_a_shape_is_traced_once_and_correct_in_every_step(
     core = _core(kind, kernels, quantization)
     forward = core.pipeline.forward
     assert isinstance(forward, PagedForward)
-    forward._steps = steps = ComparedSteps(forward._model)
+    forward._steps = steps = ComparedSteps(forward._logits)
     prompts = {"a": [5, 6, 7], "b": list(range(9, 40))}
     tokens = _tokens(core, prompts, 60)
     assert tokens == _tokens(_core(kind, None, quantization), prompts, 60)
