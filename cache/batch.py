@@ -307,11 +307,8 @@ class BatchCache:
         assert capacity.columns >= self.tokens, (capacity, self.tokens)
         self.capacity = capacity
         rings: list[tuple[Ring, Capacity]] = []
-        for window, ring in self._rings.items():
-            columns = ring.needed(capacity.columns, step)
-            if window is not None and ring.columns >= columns:
-                # Keep columns for a longer step: a prompt's last chunk is short, the next one long.
-                columns = min(ring.columns, capacity.columns)
+        for ring in self._rings.values():
+            columns = ring.allotted(capacity.columns, step)
             if (ring.rows, ring.columns) != (capacity.rows, columns):
                 rings.append((ring, Capacity(capacity.rows, columns)))
         # Shrink before growing, to bound the memory in use; see KVGeometry.moved.

@@ -64,6 +64,16 @@ class Ring:
         """
         return columns if self.window is None else min(columns, self.window - 1 + step)
 
+    def allotted(self, columns: int, step: int) -> int:
+        """Columns that this ring gets when it is resized: as many as needed.
+
+        A window that has more keeps them for a longer step: a prompt's last chunk is short, the
+        next one long.
+        """
+        needed = self.needed(columns, step)
+        is_enough = self.window is not None and self.columns >= needed
+        return min(self.columns, columns) if is_enough else needed
+
     def spans(self, stop: int, width: int) -> list[Span]:
         """The ``width`` columns before column ``stop`` (unwrapped), oldest first, in runs."""
         if width == 0:

@@ -9,6 +9,7 @@ from collections.abc import Sequence as Seq
 from itertools import count, islice
 
 from chairlift.cache.capacity import Capacity
+from chairlift.cache.pages.page import step_size
 from chairlift.scheduler.bands import ONE_BAND
 from chairlift.scheduler.capacity_planner import MAX_MOVES
 from chairlift.scheduler.chunks import Chunks
@@ -74,7 +75,8 @@ class Scheduler:
         self._by_request: dict[str, dict[Sequence, None]] = {}
         self._numbers = count()
         self._chunk_sizes = Chunks(limits)
-        self._drafts = DraftChooser(uniform=not limits.geometry.pads)
+        size = step_size if limits.paged else int
+        self._drafts = DraftChooser(not limits.geometry.pads, size)
 
     def __iter__(self) -> Iterator[Sequence]:
         yield from self.running

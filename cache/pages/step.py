@@ -21,7 +21,7 @@ _ZERO = mx.array(0, mx.int32)
 
 
 class ChunkPlace(NamedTuple):
-    """A prompt's chunk among the tokens of a step.
+    """Several tokens of one sequence among those of a step: of a prompt, or of a row with a draft.
 
     Attributes:
         token: the number of its first token in the step.
@@ -56,7 +56,7 @@ class TokenArrays(NamedTuple):
         owners: each token's row in the tables.
         begins: the position of the first new token of its sequence.
         stops: the position after each token.
-        row_stops: as ``stops``, but 0 for tokens that are not of decode rows.
+        row_stops: as ``stops``, but 0 for tokens of chunks and unused ones.
     """
 
     offset: mx.array
@@ -73,15 +73,17 @@ class StepTokens:
     Attributes:
         rows: the number of tokens of decode rows: one of each, or a few with a draft. They come
             first; the first rows of the tables are theirs.
-        row_limit: an upper bound of ``rows``, the same in many steps; kernels for rows compute so
-            many tokens. At least 1.
+        row_limit: an upper bound of ``rows``, the same in many steps; kernels for single tokens
+            compute so many. At least 1.
+        chunk_limit: an upper bound of the number of prompts, and one more, the same in many steps.
         arrays: the tokens' numbers.
-        chunks: the prompt chunks.
+        chunks: the chunks: those of prompts, and rows with more than one token.
         tiles: what a device's kernels make of the tokens of a step with chunks, by form of layers.
     """
 
     rows: int
     row_limit: int
+    chunk_limit: int
     arrays: TokenArrays
     chunks: Sequence[ChunkPlace] = ()
     tiles: dict[Hashable, Tiles] = field(default_factory=dict)
@@ -89,7 +91,7 @@ class StepTokens:
     def with_arrays(self, arrays: TokenArrays, tiles: Mapping[Hashable, mx.array]) -> StepTokens:
         """The same step with other arrays in place of its own and of its tiles'."""
         kept = {form: Tiles(array, self.tiles[form].slots) for form, array in tiles.items()}
-        return StepTokens(self.rows, self.row_limit, arrays, self.chunks, kept)
+        return StepTokens(self.rows, self.row_limit, self.chunk_limit, arrays, self.chunks, kept)
 
 
 @dataclass(slots=True)
@@ -110,7 +112,7 @@ class KindStep:
     def lengths(self, window: int | None, rows_only: bool = False) -> mx.array:
         """The number of tokens that each token sees, its own included: ``[tokens]`` int32.
 
-        With ``rows_only``, 0 for tokens that are not of decode rows.
+        With ``rows_only``, 0 for tokens of chunks and unused ones.
         """
         key = window, rows_only
         if key not in self._lengths:
@@ -137,7 +139,7 @@ def step_kinds(
         chunks: the same of each chunk.
         tables: for each kind, a row for each decode row, then one for each chunk.
         tail: unused tokens behind those of the chunks. Each is the first of a sequence in page 0.
-        row_limit: see ``StepTokens``; with fewer than the rows have tokens, it is their number.
+        row_limit: see ``StepTokens``; at least the tokens of the rows, at most all tokens.
     """
     sequences = np.array([*rows, *chunks], np.int32).reshape(-1, 2)
     positions, counts = sequences[:, 0], sequences[:, 1]
@@ -146,32 +148,35 @@ def step_kinds(
     # The place of each token in its sequence's part of the step.
     firsts = np.cumsum(counts) - counts
     offsets = begins + (np.arange(len(owners), dtype=np.int32) - firsts[owners]).astype(np.int32)
-    decoded = sum(count for _, count in rows)
+    decoded = int(counts[: len(rows)].sum())
     lines = np.concatenate([np.arange(decoded), owners[decoded:] + (decoded - len(rows))])
     numbers = [offsets, lines.astype(np.int32), begins, offsets + np.int32(1)]
-    copies = np.array([*(count for _, count in rows), *[1] * len(chunks)], np.int32)
+    copies = np.array([*counts[: len(rows)], *[1] * len(chunks)], np.int32)
     tables_of = [np.repeat(table, copies, axis=0) for table in tables.values()]
-    row_limit = max(row_limit, decoded, 1)
-    if chunks:
+    own = [
+        ChunkPlace(token, position, count, line)
+        for token, position, count, line in zip(
+            *(array.tolist() for array in (firsts, positions, counts, lines[firsts])), strict=True
+        )
+        if count > 1 or token >= decoded
+    ]
+    row_limit = min(max(row_limit, decoded, 1), len(owners) + tail)
+    chunk_limit = doubled(CHUNK_LINES, len(chunks) + 1)
+    if own or tail:
         unused = (0, decoded + len(chunks), 0, 1)
         numbers = [
             np.pad(array, (0, tail), constant_values=number)
             for array, number in zip(numbers, unused, strict=True)
         ]
-        row_stops = numbers[-1].copy()
-        row_stops[decoded:] = 0
-        numbers.append(row_stops)
-        height = row_limit + doubled(CHUNK_LINES, len(chunks) + 1)
-        tables_of = [np.pad(table, ((0, height - len(table)), (0, 0))) for table in tables_of]
+        numbers.append(np.where(np.pad(counts[owners] == 1, (0, tail)), numbers[-1], 0))
+        numbers[-1][decoded:] = 0
+        more = row_limit + chunk_limit
+        tables_of = [np.pad(table, ((0, more - len(table)), (0, 0))) for table in tables_of]
     parts = uploaded([*numbers, *tables_of])
-    own, by_kind = parts[: len(numbers)], parts[len(numbers) :]
-    if not chunks:
-        own.append(own[-1])  # all tokens are of rows
-    places = [
-        ChunkPlace(int(firsts[len(rows) + i]), position, count, decoded + i)
-        for i, (position, count) in enumerate(chunks)
-    ]
-    tokens = StepTokens(decoded, row_limit, TokenArrays(*own), places)
+    arrays, by_kind = parts[: len(numbers)], parts[len(numbers) :]
+    if len(arrays) < len(TokenArrays._fields):
+        arrays.append(arrays[-1])  # all tokens are alone
+    tokens = StepTokens(decoded, row_limit, chunk_limit, TokenArrays(*arrays), own)
     return {w: KindStep(tokens, table) for w, table in zip(tables, by_kind, strict=True)}
 
 

@@ -177,7 +177,10 @@ class EngineCore:
         """Compiles steps in advance, so that none is slower than the others."""
         (band, *_), forward = self.batch.bands, self.pipeline.forward
         if isinstance(forward, PagedForward) and isinstance(band, PagedBatch):
-            forward.compile(band.memory, self.limits.max_rows, self.limits.max_step_tokens)
+            limits = self.limits
+            forward.compile(
+                *(band.memory, limits.max_rows, limits.draft_tokens, limits.max_step_tokens)
+            )
 
     def on_due(self, wake: Callable[[], None]) -> None:
         """Registers ``wake``, which other threads call when an idle engine may have work again."""

@@ -198,4 +198,5 @@ def _shape(step: PagedStep, positions: Positions) -> Shape:
     tokens = step.tokens
     sizes = [size for kind in step.kinds.values() for size in kind.tables.shape]
     count = tokens.arrays.offset.size
-    return (count, tokens.row_limit, count if positions is None else positions.size, *sizes)
+    needed = count if positions is None else positions.size
+    return (count, tokens.row_limit, needed, bool(tokens.chunks), *sizes)

@@ -74,18 +74,16 @@ class PackedTokens(NamedTuple):
     scored: dict[int, slice]
 
 
-def packed_tokens(
-    rows: int, chunks: Seq[Chunk], lengths: Seq[int], padding: int = 0
-) -> PackedTokens:
+def packed_tokens(rows: int, chunks: Seq[Chunk], lengths: Seq[int], tail: int = 0) -> PackedTokens:
     """Arranges the rows' tokens, ``rows``, and chunks, each padded to one of ``lengths``.
 
-    ``padding`` is the number of unused tokens behind those of the rows.
+    ``tail`` is the number of unused tokens behind those of the chunks.
     """
     new: list[int] = []
     places: list[slice] = []
     positions = list(range(rows))
     for chunk, length in zip(chunks, lengths, strict=True):
-        start = rows + padding + len(new)
+        start = rows + len(new)
         places.append(slice(start, start + len(chunk.tokens)))
         positions += [places[-1].stop - 1] * chunk.choices
         new += [*chunk.tokens, *[0] * (length - len(chunk.tokens))]
@@ -95,7 +93,7 @@ def packed_tokens(
         if chunk.scored:
             scored[number] = slice(len(positions), len(positions) + chunk.scored)
             positions += range(place.start, place.start + chunk.scored)
-    return PackedTokens(new, places, positions, sampled, scored)
+    return PackedTokens(new + [0] * tail, places, positions, sampled, scored)
 
 
 def padded_positions(packed: PackedTokens, size: int) -> mx.array:

@@ -42,16 +42,17 @@ class ChunkStep(NamedTuple):
             tile's first token within the chunk (a multiple of ``chunk_attention.tile_tokens``), the
             number of the split, the number of the tile's splits, and the tile's first slot for
             their results. The last ones start first. A tile without splits copies the results of
-            its tokens from ``decoded``; one of zeros does nothing.
+            single tokens from ``decoded``; one of zeros does nothing.
         slots: slots of all tiles that are split, or more.
-        decoded: ``[tokens of rows, heads, 1, dim]``, results of the first tokens; None: no tile
-            copies any.
+        lengths: ``[tokens]`` int32, above 0 for single tokens.
+        decoded: ``[tokens of rows, heads, 1, dim]``, results of single tokens.
     """
 
     tables: mx.array
     tiles: mx.array
     slots: int
-    decoded: mx.array | None = None
+    lengths: mx.array
+    decoded: mx.array
 
 
 def scale_array(scale: float) -> mx.array:

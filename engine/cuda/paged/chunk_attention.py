@@ -93,7 +93,7 @@ def _compile(
     pool = empty_pool(dim, dtype, quantization)
     sinks = mx.zeros((group,)) if with_sinks else None
     tiles = mx.array([[0, 0, 1, 0, 0, 0, 1, 0]], mx.int32)
-    step = ChunkStep(mx.zeros((1, 1), mx.int32), tiles, 0)
+    step = ChunkStep(mx.zeros((1, 1), mx.int32), tiles, 0, mx.zeros((1,), mx.int32), queries)
     mx.eval(_attend(queries, KeysValues(new, new), pool, step, 1.0, None, sinks, quantization))
 
 
@@ -121,7 +121,8 @@ def _attend(
             *pool,
             step.tables,
             step.tiles,
-            queries if step.decoded is None else step.decoded,
+            step.lengths,
+            step.decoded,
             _counters(1 << (places - 1).bit_length() if places else 1),
             scale_array(scale),
             window_array(window),
@@ -171,6 +172,7 @@ def _kernel(blocks: int) -> Any:
             "values",
             "tables",
             "tiles",
+            "lengths",
             "decoded",
             "counters",
             "scale",

@@ -10,11 +10,11 @@ from chairlift.cache.pages.kernels import KeysValues
 from chairlift.cache.pages.step import KindStep, StepTokens
 from chairlift.cache.quantized import Quantization
 from chairlift.engine.cuda.paged import put as paged_put
-from chairlift.engine.cuda.paged.arrays import TokenStep
+from chairlift.engine.cuda.paged.arrays import ChunkStep, TokenStep
 from chairlift.engine.cuda.paged.chunk_attention import chunk_attention
 from chairlift.engine.cuda.paged.copy_pages import copy_pages
 from chairlift.engine.cuda.paged.packing import pack
-from chairlift.engine.cuda.paged.tiles import Form, chunk_step, tile
+from chairlift.engine.cuda.paged.tiles import Form, tile
 from chairlift.engine.cuda.paged.token_attention import DTYPES, HEAD_DIMS, token_attention
 
 
@@ -43,14 +43,14 @@ class CudaPages:
             *(step.lengths(window, rows_only=by_chunk), arrays.stops),
         )
         count = tokens.row_limit if by_chunk else None
-        decoded = token_attention(
+        single = token_attention(
             *(queries, new, buffers, seen, scale, sinks, window, quantization, count)
         )
         if not by_chunk:
-            return decoded
+            return single
         _, key_heads, _, dim = new.keys.shape
-        form = Form(key_heads, queries.shape[1] // key_heads, dim, window)
-        chunks = chunk_step(step.tables, tokens, form, decoded)
+        tiles = tile(tokens, Form(key_heads, queries.shape[1] // key_heads, dim, window))
+        chunks = ChunkStep(step.tables, tiles.array, tiles.slots, seen.lengths, single)
         return chunk_attention(queries, new, buffers, chunks, scale, window, sinks, quantization)
 
     def tile(self, tokens: StepTokens, form: Hashable) -> None:

@@ -93,7 +93,7 @@ def chunks_right(window: int | None, with_sinks: bool) -> bool:
     def ours() -> mx.array:
         own = inputs.queries, inputs.new, inputs.pool
         decoded = token_attention(*own, tokens, _SCALE, inputs.sinks, count=rows + 1)
-        step = ChunkStep(inputs.tables, mx.array(tiles), slots, decoded)
+        step = ChunkStep(inputs.tables, mx.array(tiles), slots, lengths, decoded)
         return chunk_attention(*own, step, _SCALE, window, inputs.sinks)
 
     return _right(inputs, window, ours)

@@ -6,16 +6,12 @@ them up, whose blocks end at once. So launches recur, and a step can be compiled
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import mlx.core as mx
 import numpy as np
 
-from chairlift.cache.pages.page import doubled
-from chairlift.cache.pages.step import CHUNK_LINES, ChunkPlace, StepTokens, Table, Tiles, uploaded
-from chairlift.engine.cuda.paged.arrays import ChunkStep
+from chairlift.cache.pages.step import ChunkPlace, StepTokens, Table, Tiles, uploaded
 from chairlift.engine.cuda.paged.chunk_attention import block_columns, blocks_per_tile, tile_tokens
 
 # A tile's columns are split if there are fewer blocks than this, about four for each processor of a
@@ -43,63 +39,60 @@ class Form(NamedTuple):
     window: int | None
 
 
-def chunk_step(tables: mx.array, tokens: StepTokens, form: Form, decoded: mx.array) -> ChunkStep:
-    """The tiles of a step's chunks, and of the rows that are computed already.
-
-    Args:
-        tables: ``[sequences, width]`` int32.
-        tokens: the step's tokens.
-        decoded: see ``ChunkStep``.
-    """
-    tile(tokens, form)
-    tiles = tokens.tiles[form]
-    return ChunkStep(tables, tiles.array, tiles.slots, decoded)
-
-
-def tile(tokens: StepTokens, form: Form) -> None:
-    """Makes the tiles of a form, if the step has none."""
+def tile(tokens: StepTokens, form: Form) -> Tiles:
+    """The tiles of a form, which are made once."""
     if form not in tokens.tiles:
-        size = tokens.arrays.stops.size
         found, slots = chunk_tiles(tokens.chunks, tokens.rows, form)
-        count, slots_of_all = tile_limits(size, len(tokens.chunks), form)
-        assert len(found) <= count, (len(found), count)
-        assert slots <= slots_of_all, (slots, slots_of_all)
-        found = np.pad(found, ((count - len(found), 0), (0, 0)))
-        (array,) = uploaded([found])
-        tokens.tiles[form] = Tiles(array, slots_of_all)
+        limits = tile_limits(tokens.arrays.stops.size, tokens.row_limit, tokens.chunk_limit, form)
+        assert (len(found), slots) <= limits, (len(found), slots, limits)
+        assert slots <= limits.slots, (slots, limits)
+        (array,) = uploaded([np.pad(found, ((limits.tiles - len(found), 0), (0, 0)))])
+        tokens.tiles[form] = Tiles(array, limits.slots)
+    return tokens.tiles[form]
 
 
-def tile_limits(tokens: int, chunks: int, form: Form) -> tuple[int, int]:
-    """The number of tiles for any step of these sizes, and of their slots.
+class TileLimits(NamedTuple):
+    """Upper bounds of the number of tiles, with each split counted, and of their slots."""
 
-    The last tile of the rows and of each chunk may not be full. Splits add at most ``BLOCKS``
-    blocks to all tiles together, and a tile that is split has less than twice its share of these.
+    tiles: int
+    slots: int
+
+
+def tile_limits(tokens: int, row_limit: int, chunk_limit: int, form: Form) -> TileLimits:
+    """The limits of all steps of a size; see ``StepTokens``.
+
+    The last tile of each chunk may not be full, nor that of the single tokens. Splits add at most
+    ``BLOCKS`` blocks to all tiles together, and a tile that is split has less than twice its share
+    of these.
     """
     more = BLOCKS // (form.key_heads * blocks_per_tile(form.group)) + 1
-    begun = doubled(CHUNK_LINES, chunks + 1)
-    return tokens // tile_tokens(form.group) + begun + more, 2 * more
+    size = tile_tokens(form.group)
+    begun = chunk_limit + row_limit // 2 + row_limit // size + 1
+    return TileLimits(tokens // size + begun + more, 2 * more)
 
 
 def chunk_tiles(chunks: Sequence[ChunkPlace], rows: int, form: Form) -> tuple[Table, int]:
     """``ChunkStep.tiles`` of chunks and of the first ``rows`` tokens, and the slots they use."""
     size, columns = tile_tokens(form.group), block_columns(form.dim)
-    tiles: list[tuple[int, ...]] = []
-    units: list[int] = []
-    for chunk in chunks:
-        for start in range(0, chunk.tokens, size):
-            first = chunk.position + start
-            stop = min(first + size, chunk.position + chunk.tokens)
-            oldest = max(0, first + 1 - form.window) if form.window else 0
-            units.append(math.ceil(stop / columns) - oldest // columns)
-            place = (chunk.token, chunk.position, chunk.tokens, chunk.sequence)
-            tiles.append((*place, start))
-    blocks = form.key_heads * blocks_per_tile(form.group)
-    share = math.ceil(sum(units) * blocks / BLOCKS)
-    most = max(share, MIN_COLUMNS // columns)
-    split = [(start, 0, min(size, rows - start), *[0] * 5) for start in range(0, rows, size)]
-    slots = 0
-    for number in sorted(range(len(tiles)), key=lambda number: min(units[number], most)):
-        splits = math.ceil(units[number] / most)
-        split += [(*tiles[number], part, splits, slots) for part in range(splits)]
-        slots += splits if splits > 1 else 0
-    return np.array(split, np.int32).reshape(-1, NUMBERS), slots
+    places = np.array(chunks, np.int32).reshape(-1, 4)
+    counts = -(-places[:, 2] // size)
+    owners = np.repeat(places, counts, axis=0)
+    starts = size * (np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts))
+    firsts = owners[:, 1] + starts
+    stops = np.minimum(firsts + size, owners[:, 1] + owners[:, 2])
+    oldest = np.maximum(0, firsts + 1 - form.window) if form.window else 0
+    units = -(-stops // columns) - oldest // columns
+    share = -(-units.sum() * form.key_heads * blocks_per_tile(form.group) // BLOCKS)
+    most = max(int(share), MIN_COLUMNS // columns)
+    order = np.argsort(np.minimum(units, most), kind="stable")
+    splits = -(-units[order] // most)
+    slots = np.where(splits > 1, splits, 0)
+    whole = np.column_stack([owners[order], starts[order], splits, np.cumsum(slots) - slots])
+    each = np.repeat(whole, splits, axis=0)
+    parts = np.arange(len(each)) - np.repeat(np.cumsum(splits) - splits, splits)
+    # The slots of tiles that are not split are never used.
+    split = np.column_stack([each[:, :5], parts, each[:, 5:]])
+    copied = np.zeros((-(-rows // size), NUMBERS), np.int32)
+    copied[:, 0] = np.arange(0, rows, size)
+    copied[:, 2] = np.minimum(size, rows - copied[:, 0])
+    return np.concatenate([copied, split]).astype(np.int32), int(slots.sum())

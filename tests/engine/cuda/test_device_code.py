@@ -118,7 +118,8 @@ def test_attention_of_chunks_compiles(
 ) -> None:
     queries, new, pool = _layer(9, group, dim, dtype, quantization)
     tiles, slots = chunk_tiles([ChunkPlace(0, 0, 9, 0)], 0, Form(1, group, dim, None))
-    step = ChunkStep(_numbers(1, 8, dtype=mx.int32), mx.array(tiles), slots)
+    lengths = _numbers(9, dtype=mx.int32)
+    step = ChunkStep(_numbers(1, 8, dtype=mx.int32), mx.array(tiles), slots, lengths, queries)
     chunk_attention.chunk_attention(queries, new, pool, step, 0.1, quantization=quantization)
 
 

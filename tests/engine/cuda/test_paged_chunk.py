@@ -56,7 +56,8 @@ def attend(inputs: Sequences, backwards: bool, min_columns: int = tiles.MIN_COLU
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiles, "MIN_COLUMNS", min_columns)
         array, slots = tiles.chunk_tiles(places, 0, form_of(inputs.shape))
-    step = ChunkStep(inputs.tables, mx.array(array), slots)
+    lengths = mx.zeros((len(inputs.queries),), mx.int32)
+    step = ChunkStep(inputs.tables, mx.array(array), slots, lengths, inputs.queries)
     with emulated(chunk_attention, backwards):
         return chunk_attention.chunk_attention(
             inputs.queries,
@@ -137,9 +138,10 @@ def test_tiles_cover_each_chunk_and_no_split_is_empty(
         taken += range(slot, slot + len(parts)) if len(parts) > 1 else ()
     assert sorted(taken) == list(range(slots))
     assert copied == list(range(rows))
-    most = tiles.tile_limits(rows + sum(chunk.new for chunk in chunks), len(chunks), form)
-    assert (len(array), slots) <= most
-    assert slots <= most[1]
+    tokens = rows + sum(chunk.new for chunk in chunks)
+    most = tiles.tile_limits(tokens, rows, len(chunks) + 1, form)
+    assert len(array) <= most.tiles
+    assert slots <= most.slots
 
 
 @pytest.mark.parametrize("window", [None, 100])
@@ -149,9 +151,9 @@ def test_chunks_attend_to_many_old_tokens(window: int | None) -> None:
 
 
 class Step(NamedTuple):
-    """A step of rows, each with its number of old tokens, and chunks."""
+    """A step of rows, of which some have drafts, and chunks of prompts."""
 
-    rows: list[int]
+    rows: list[Chunk]
     chunks: list[Chunk]
     tail: int = 0
     row_limit: int = 0
@@ -159,15 +161,17 @@ class Step(NamedTuple):
 
 STEPS = [
     Step([], [Chunk(0, 5)], tail=3),
-    Step([3], [Chunk(70, 20)], row_limit=16),
-    Step([0, 130, 64, 63], [Chunk(0, 9), Chunk(200, 30)], tail=5, row_limit=48),
-    Step(list(range(40)), [Chunk(0, 1)], tail=7, row_limit=40),
+    Step([Chunk(3, 1)], [Chunk(70, 20)], row_limit=16),
+    Step([Chunk(old, 1) for old in (0, 130, 64, 63)], [Chunk(0, 9), Chunk(200, 30)], 5, 48),
+    Step([Chunk(old, 1) for old in range(40)], [Chunk(0, 1)], tail=7, row_limit=40),
+    Step([Chunk(9, 1), Chunk(63, 4), Chunk(0, 1), Chunk(130, 2), Chunk(61, 1)], [], 3, 16),
+    Step([Chunk(9, 3), Chunk(5, 1), Chunk(70, 5)], [Chunk(0, 20)], 3, 9),
 ]
 
 
 def step_of(step: Step, shape: Shape, seed: int = 0) -> tuple[Sequences, mx.array, KeysValues]:
     """The inputs, and the queries, keys and values with unused tokens of NaN behind them."""
-    inputs = Sequences(shape, [*(Chunk(old, 1) for old in step.rows), *step.chunks], seed)
+    inputs = Sequences(shape, [*step.rows, *step.chunks], seed)
     unused = ((0, step.tail), *[(0, 0)] * 3)
     queries, *new = (
         mx.pad(array, unused, constant_values=float("nan"))
@@ -180,8 +184,8 @@ def check_step(step: Step, shape: Shape, backwards: bool) -> None:
     """Asserts that ``CudaPages.attend`` is right, and that its launches have the limits' sizes."""
     inputs, queries, new = step_of(step, shape)
     (kind,) = step_kinds(
-        [(old, 1) for old in step.rows],
-        [(chunk.old, chunk.new) for chunk in step.chunks],
+        step.rows,
+        step.chunks,
         {shape.window: np.array(inputs.tables)},
         step.tail,
         step.row_limit,
@@ -192,10 +196,11 @@ def check_step(step: Step, shape: Shape, backwards: bool) -> None:
         )
     assert result.shape == queries.shape
     inputs.check(result[: len(inputs.queries)])
-    if shape.dtype != mx.float32:
+    if kind.tokens.chunks and shape.dtype != mx.float32:
         tile = kind.tokens.tiles[form_of(shape)]
-        limits = tiles.tile_limits(len(queries), len(step.chunks), form_of(shape))
-        assert (len(tile.array), tile.slots) == limits
+        tokens = kind.tokens
+        limits = (len(queries), tokens.row_limit, tokens.chunk_limit, form_of(shape))
+        assert (len(tile.array), tile.slots) == tiles.tile_limits(*limits)
 
 
 @pytest.mark.slow
@@ -208,18 +213,21 @@ def test_rows_and_chunks_attend_in_one_step(step: Step, dtype: mx.Dtype) -> None
 
 @pytest.mark.slow
 @given(
-    rows=st.lists(st.integers(0, 150), max_size=20),
-    chunks=st.lists(
-        st.builds(Chunk, st.integers(0, 150), st.integers(1, 40)), min_size=1, max_size=3
+    rows=st.lists(
+        st.builds(Chunk, st.integers(0, 150), st.sampled_from([1, 1, 1, 2, 5])), max_size=20
     ),
+    chunks=st.lists(st.builds(Chunk, st.integers(0, 150), st.integers(1, 40)), max_size=3),
     tail=st.integers(0, 20),
     more=st.integers(0, 30),
     window=st.none() | st.integers(1, 150),
 )
 @settings(max_examples=25)
 def test_any_rows_and_chunks(
-    rows: list[int], chunks: list[Chunk], tail: int, more: int, window: int | None
+    rows: list[Chunk], chunks: list[Chunk], tail: int, more: int, window: int | None
 ) -> None:
-    tokens = len(rows) + sum(chunk.new for chunk in chunks) + tail
-    step = Step(rows, chunks, tail, min(len(rows) + more, tokens))
+    if not rows:
+        chunks = [*chunks, Chunk(0, 3)]
+    tokens = sum(chunk.new for chunk in [*rows, *chunks]) + tail
+    limit = min(sum(row.new for row in rows) + more, tokens)
+    step = Step(rows, chunks, tail, limit)
     check_step(step, Shape(1, 4, 64, mx.float16, window), backwards=bool(more % 2))

@@ -1,4 +1,4 @@
-"""Compiled steps with prompts, with traceable kernels instead of CUDA's."""
+"""Compiled steps with chunks, with traceable kernels instead of CUDA's."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ def _without_host_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Undoes the host kernels that other tests install, since they cannot be traced."""
     names = names_of(tiny_model("llama"))
     monkeypatch.setitem(names, "swiglu", getattr(names["swiglu"], "replaces", names["swiglu"]))
+    # Drafts are chunks, too.
+    monkeypatch.setattr(paged_forward, "FEW_COLUMNS", 12)
     # All columns of the tables are computed when a step is traced.
     monkeypatch.setattr(paged_forward, "COMPILED_TOKENS", 256)
     monkeypatch.setattr(paged_forward, "MIN_PAGES", page_count(256))
@@ -74,7 +76,7 @@ def test_compiled_steps_with_prompts_are_right(
     forward._steps = ComparedSteps(forward._logits)
     if drafts:
         verify_any(bench.core)
-    forward._mixed_steps = steps = ComparedSteps(forward._logits)
+    forward._chunk_steps = steps = ComparedSteps(forward._logits)
     assert _serve(bench, seed=5) == expected
     assert steps.compared > 20
 
@@ -83,12 +85,12 @@ def test_compiled_steps_with_prompts_are_right(
 def test_steps_compiled_in_advance_are_those_that_come() -> None:
     bench, forward = _bench("llama", True)
     bench.core.compile()
-    for steps in (forward._steps, forward._mixed_steps):
+    for steps in (forward._steps, forward._chunk_steps):
         assert not steps._gives_up
-    known = dict(forward._mixed_steps._seen)
+    known = dict(forward._chunk_steps._seen)
     _serve(bench, seed=3)
-    assert set(forward._mixed_steps._seen) == set(known)
-    assert any(count > known[shape] for shape, count in forward._mixed_steps._seen.items())
+    assert set(forward._chunk_steps._seen) == set(known)
+    assert any(count > known[shape] for shape, count in forward._chunk_steps._seen.items())
     for band in bench.core.batch.bands:
         band.check_integrity()
 

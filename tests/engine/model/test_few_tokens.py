@@ -1,0 +1,110 @@
+"""Few tokens of prompts and drafts are computed one by one, with the same results."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.engine.bench import Bench
+from support.engine.drafts import oracles, verify_any
+from support.engine.pages import HostPages
+from support.tiny import TinyKind, tiny_model
+
+from chairlift.cache.pages.batch import PagedBatch
+from chairlift.engine.model import attention, paged_forward
+from chairlift.engine.model.forward import Chunk
+from chairlift.engine.model.paged_forward import FEW_COLUMNS, PagedForward
+
+
+def _batch(*offsets: int) -> PagedBatch:
+    """Sequences with so many tokens."""
+    batch = PagedBatch.__new__(PagedBatch)
+    batch.offsets = list(offsets)
+    return batch
+
+
+def _chunk(begun: int, tokens: int, choices: int = 1, **more: Any) -> Chunk:
+    return Chunk(_batch(begun), [1] * tokens, choices, **more)
+
+
+FEW = 64
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _few_tokens() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(paged_forward, "FEW_TOKENS", FEW)
+        yield
+
+
+def _tokens(kind: TinyKind, few: bool, drafts: dict[str, list[list[int]]]) -> dict[str, list[int]]:
+    """The tokens of random requests, and asserts whether prompts are computed one by one."""
+    model = tiny_model(kind, seed=2)
+    attention.install(model)
+    propose: dict[str, Any] = {"draft": 4, "propose": oracles(drafts, 0.3)} if drafts else {}
+    bench = Bench(model, kernels=HostPages(), kv=2 << 20, prefix=1 << 19, rows=6, **propose)
+    if drafts:
+        verify_any(bench.core)
+    forward = bench.core.pipeline.forward
+    assert isinstance(forward, PagedForward)
+    calls: list[tuple[int, bool]] = []
+    original = forward._one_by_one
+
+    def spied(rows: Any, tokens: Any, chunks: Any, runs: Any, counts: Any) -> Any:
+        if chunks:
+            calls.append((tokens.shape[0], counts is not None))
+        return original(rows, tokens, chunks, runs, counts)
+
+    forward._one_by_one = spied  # type: ignore[method-assign]
+    random_ = random.Random(5)
+    shared = [random_.randrange(3, 60) for _ in range(70)]
+    for number in range(14):
+        own = [random_.randrange(3, 60) for _ in range(random_.randrange(1, 90))]
+        prompt = shared[: random_.choice([0, 30, 70])] + own
+        bench.submit(str(number), prompt, count=random_.randrange(1, 24), seed=number)
+        for _ in range(random_.randrange(4)):
+            bench.step()
+    bench.drain()
+    assert bool(calls) == few
+    if few:
+        assert any(rows for rows, _ in calls)
+        assert any(drafted for _, drafted in calls) == bool(drafts)
+    return {str(number): bench.tokens(str(number)) for number in range(14)}
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_output_is_the_same_with_and_without(
+    kind: TinyKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = _tokens(kind, True, {})
+    drafts = {name: [tokens] for name, tokens in few.items()}
+    assert _tokens(kind, True, drafts) == few
+    monkeypatch.setattr(paged_forward, "FEW_TOKENS", 0)
+    assert _tokens(kind, False, {}) == few
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3000), st.integers(1, 40)), max_size=4),
+    st.lists(st.tuples(st.integers(0, 9000), st.integers(1, 9)), max_size=20),
+)
+def test_few_tokens_see_few_columns(
+    prompts: list[tuple[int, int]], rows: list[tuple[int, int]]
+) -> None:
+    chunks = [_chunk(*prompt) for prompt in prompts]
+    few = paged_forward._are_few(
+        [_batch(*(old for old, _ in rows))], [[new for _, new in rows]], chunks
+    )
+    tokens = sum(new for _, new in prompts)
+    several = [*prompts, *((old, new) for old, new in rows if new > 1)]
+    columns = sum(new * (old + new) for old, new in several)
+    assert few == (tokens <= FEW and columns <= FEW_COLUMNS)
+
+
+def test_steps_that_need_more_than_logits_to_sample_from_have_chunks() -> None:
+    assert paged_forward._are_few([], None, [_chunk(0, 3, choices=0)])
+    assert not paged_forward._are_few([], None, [_chunk(0, 3, scored=2)])
+    assert not paged_forward._are_few([], None, [_chunk(0, 3, pooled=True)])
