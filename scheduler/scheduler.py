@@ -238,9 +238,9 @@ class Scheduler:
         for sequence, tokens in plan.chunks.items():
             sequence.computed += tokens
         computed = {**plan.joins, **plan.ends}
-        ended = {*plan.preempted, *computed.values()}
-        self.prefilling = [s for s in self.prefilling if s not in ended]
-        self.running = [s for s in self.running if s not in ended] + list(computed)
+        if ended := {*plan.preempted, *computed.values()}:
+            self.prefilling = [s for s in self.prefilling if s not in ended]
+            self.running = [s for s in self.running if s not in ended] + list(computed)
         self._rows = [*plan.decode, *plan.joins]
         self._joining = plan.joins
         self._bands = plan.bands
