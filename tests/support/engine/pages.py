@@ -54,7 +54,7 @@ class HostPages:
             self.tile(tokens, window)
             owners = tokens.tiles[window].array
         longest = tables.shape[1]  # pages
-        written = []
+        gathered: list[mx.array] = []
         try:
             stops, numbers, pages, *memory = memory_of(
                 arrays.stops, owners, tables, *buffers, *stored
@@ -65,7 +65,7 @@ class HostPages:
             for buffer, array in zip(memory[: len(buffers)], memory[len(buffers) :], strict=True):
                 buffer[slots[0], :, slots[1]] = array[:, :, 0]
                 # A copy: lazy operations must not see what the next step writes.
-                written.append(mx.array(buffer.copy()))
+                gathered.append(mx.array(_gathered(buffer, pages[numbers, :longest])))
         except (ValueError, RuntimeError):  # while a step is traced, there are no numbers
             if not self.traceable:
                 raise
@@ -75,8 +75,8 @@ class HostPages:
             for buffer, array in zip(buffers, stored, strict=True):
                 changed = mx.array(buffer)
                 changed[places, :, positions % PAGE_TOKENS] = array[:, :, 0]
-                written.append(changed)
-        keys, values = (_gathered(buffer, tables[owners, :longest]) for buffer in written)
+                gathered.append(_gathered(changed, tables[owners, :longest]))
+        keys, values = gathered
         if quantization:
             keys, values = (
                 quantization.unpack(packed, array.shape[3], array.dtype)
@@ -109,8 +109,8 @@ class HostPages:
         return mx.array([1])
 
 
-def _gathered(buffer: mx.array, tables: mx.array) -> mx.array:
-    """Each sequence's columns: ``[sequences, key heads, columns, dim]``."""
+def _gathered(buffer: Any, tables: Any) -> Any:
+    """Each sequence's columns: ``[sequences, key heads, columns, dim]``, of MLX or NumPy."""
     sequences, width = tables.shape
     _, heads, _, dim = buffer.shape
     pages = buffer[tables].swapaxes(1, 2)
