@@ -34,6 +34,8 @@ MODULES = (
     "chairlift.api.responses.dialogue",
     "chairlift.engine.grammar.trial",
 )
+# What a process for images imports; it imports MLX, so this process does not.
+IMAGE_MODULE = "chairlift.engine.model.vision.processor"
 
 
 class Service:
@@ -49,6 +51,7 @@ class Service:
         live: records what the page at / shows.
         accounts: the API keys and the usage of each.
         workers: processes for slow work, like reading large bodies.
+        image_workers: processes that decode images.
         tracing: records OpenTelemetry traces, or None.
         drain: the running requests, and whether new ones are refused.
         progress: describes the start, until the models that are loaded at it are.
@@ -62,6 +65,7 @@ class Service:
         self.live = Live()
         self.accounts = Accounts(settings.keys, settings.anonymous)
         self.workers = Workers(MODULES, record=self.recorder.record_job)
+        self.image_workers = Workers((IMAGE_MODULE,), record=self.recorder.record_job)
         self.tracing: Tracing | None = None
         self.drain = Drain()
         self.progress = "loading the model"

@@ -60,6 +60,8 @@ class ServerSettings:
         max_batch_requests: the maximum number of requests of a batch.
         batch_concurrency: the choices that all batches generate at the same time; None means half
             of the rows.
+        allowed_media_domains: the hosts that images are fetched from.
+        allowed_local_media_path: the folder that images are read from; None: from none.
         ui: whether the page at / is served.
         metrics_host: the address of ``metrics_port``.
         metrics_port: a separate port for /metrics; None serves it on ``port``.
@@ -104,6 +106,8 @@ class ServerSettings:
     max_files: int = 10_000
     max_batch_requests: int = 50_000
     batch_concurrency: int | None = None
+    allowed_media_domains: tuple[str, ...] = ()
+    allowed_local_media_path: Path | None = None
     ui: bool = True
     metrics_host: str = "127.0.0.1"
     metrics_port: int | None = None

@@ -47,6 +47,7 @@ class EngineConfig:
         max_context: tokens of a prompt and its output. None: the model's limit.
         priority_ageing: a request is scheduled as if it had come this many seconds later for each
             step of its priority above 0, and earlier for each below.
+        text_only: a model that sees is served without images.
         trust_remote_code: a model may run Python code from its own folder.
         prefix_cache_bytes: memory for prefixes of earlier prompts; 0 turns the prefix cache off.
         prefix_cache_dir: keeps prefixes in this directory as well.
@@ -86,6 +87,7 @@ class EngineConfig:
     max_queue: int = 256
     max_context: int | None = None
     priority_ageing: float = PRIORITY_AGEING
+    text_only: bool = False
     trust_remote_code: bool = False
     prefix_cache_bytes: int | None = None
     prefix_cache_dir: Path | None = None

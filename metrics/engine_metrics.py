@@ -12,7 +12,7 @@ ENGINE: tuple[Metric, ...] = (
         'Seconds of a step by phase; "total" is the entire step.',
         ("phase",),
         STEP,
-        ("schedule", "launch", "wait", "mask", "output", "total"),
+        ("schedule", "encode", "launch", "wait", "mask", "output", "total"),
         recorded_by="record_step",
     ),
     Metric(
@@ -29,6 +29,21 @@ ENGINE: tuple[Metric, ...] = (
         "counter",
         "Requests whose grammar was cached.",
         fields=("grammar_hits",),
+    ),
+    Metric(
+        "image_encode",
+        "chairlift_image_encode_seconds",
+        "histogram",
+        "Seconds to encode an image whose embeddings were not kept.",
+        buckets=STEP,
+        fields=("image_seconds",),
+    ),
+    Metric(
+        "image_bytes",
+        "chairlift_image_cache_bytes",
+        "gauge",
+        "Memory of the embeddings of images.",
+        fields=("image_bytes",),
     ),
     Metric(
         "rows_failed",

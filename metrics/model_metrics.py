@@ -44,6 +44,21 @@ MODEL: tuple[Metric, ...] = (
         fields=("prefix_hits",),
     ),
     Metric(
+        "image_queries",
+        "vllm:mm_cache_queries",
+        "counter",
+        "Images of new requests, looked up among the embeddings that are kept.",
+        fields=("image_queries",),
+    ),
+    Metric(
+        "image_hits",
+        "vllm:mm_cache_hits",
+        "counter",
+        "Images of new requests that need no encoding: their embeddings are kept, or the prefix "
+        "cache has all of their tokens.",
+        fields=("image_hits",),
+    ),
+    Metric(
         "preemptions",
         "vllm:num_preemptions",
         "counter",

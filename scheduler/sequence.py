@@ -51,6 +51,8 @@ class Sequence:
         prompt_logprobs: how many top log-probabilities each prompt position gets besides the
             prompt token's own; None: none are computed. Reset once the prompt is computed.
         pooling: how to pool the prompt's hidden states into an embedding; None: no embedding.
+        keys: the prompt as the prefix cache compares it, where other things than token ids make its
+            embeddings; None: the tokens themselves.
         chunks: for each chunk of its prompt, the time when the step was built, and the tokens.
         scheduled_at: when its first chunk was scheduled.
         first_token_at: when its first output token was read.
@@ -85,6 +87,7 @@ class Sequence:
     replay: bool = False
     prompt_logprobs: int | None = None
     pooling: Literal["mean", "last"] | None = None
+    keys: array[int] | None = None
     chunks: list[tuple[float, int]] = field(default_factory=list)
     scheduled_at: float | None = None
     first_token_at: float | None = None
@@ -95,6 +98,8 @@ class Sequence:
         self.prompt_tokens = self.prompt_tokens or len(self.tokens)
         self.max_total_tokens = self.prompt_tokens + self.max_tokens
         self.forked = self.forked or self.n == 1
+        if self.keys is not None:
+            self._ids = array(TYPE, self.keys)
 
     @property
     def num_tokens(self) -> int:
@@ -103,7 +108,10 @@ class Sequence:
 
     @property
     def ids(self) -> array[int]:
-        """``tokens`` as C integers, extended on each access. Do not change it."""
+        """``tokens``, with the ``keys`` of the prompt, as C integers; do not change it.
+
+        Extended on each access.
+        """
         if len(self._ids) < len(self.tokens):
             self._ids.extend(self.tokens[len(self._ids) :])
         return self._ids

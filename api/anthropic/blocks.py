@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -25,6 +25,39 @@ class TextBlockInput(_BlockInput):
     type: Literal["text"]
     text: str
     citations: Ignored = None
+
+
+class Base64Source(Request):
+    type: Literal["base64"]
+    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
+    data: str
+
+
+class UrlSource(Request):
+    type: Literal["url"]
+    url: str
+
+
+ImageSourceInput = Annotated[
+    Base64Source | UrlSource,
+    Field(discriminator="type"),
+    BeforeValidator(known_kind("image sources", "base64", "url")),
+]
+
+
+class ImageBlockInput(_BlockInput):
+    type: Literal["image"]
+    source: ImageSourceInput
+
+    @property
+    def part(self) -> dict[str, Any]:
+        """The content part of a chat message."""
+        match self.source:
+            case Base64Source(media_type=media_type, data=data):
+                url = f"data:{media_type};base64,{data}"
+            case UrlSource(url=url):
+                pass
+        return {"type": "image_url", "image_url": {"url": url}}
 
 
 class ThinkingBlockInput(_BlockInput):
@@ -56,23 +89,70 @@ TextBlocks = Annotated[
 ]
 
 
+_ResultBlock = Annotated[
+    TextBlockInput | ImageBlockInput,
+    Field(discriminator="type"),
+    BeforeValidator(known_kind("content blocks", "text", "image")),
+]
+ResultBlocks = Annotated[
+    list[_ResultBlock],
+    BeforeValidator(_as_blocks, json_schema_input_type=str | list[_ResultBlock]),
+]
+
+
 class ToolResultBlockInput(_BlockInput):
     type: Literal["tool_result"]
     tool_use_id: Id
-    content: TextBlocks = []
+    content: ResultBlocks = []
     is_error: bool = False
     toolset_name: Ignored = None
 
 
 Block = Annotated[
-    TextBlockInput | ThinkingBlockInput | ToolUseBlockInput | ToolResultBlockInput,
+    TextBlockInput
+    | ImageBlockInput
+    | ThinkingBlockInput
+    | ToolUseBlockInput
+    | ToolResultBlockInput,
     Field(discriminator="type"),
-    BeforeValidator(known_kind("content blocks", "text", "thinking", "tool_use", "tool_result")),
+    BeforeValidator(
+        known_kind("content blocks", "text", "image", "thinking", "tool_use", "tool_result")
+    ),
 ]
 Blocks = Annotated[
     list[Block],
     BeforeValidator(_as_blocks, json_schema_input_type=str | list[Block]),
 ]
+
+
+Content = str | list[dict[str, Any]]
+
+
+def content_of(blocks: Sequence[TextBlockInput | ImageBlockInput]) -> Content:
+    """The content of a chat message: the joined texts, or parts if there are images."""
+    texts = [block for block in blocks if isinstance(block, TextBlockInput)]
+    if len(texts) == len(blocks):
+        return text_of(texts)
+    return [
+        {"type": "text", "text": block.text} if isinstance(block, TextBlockInput) else block.part
+        for block in blocks
+    ]
+
+
+def joined(contents: Sequence[Content], separator: str) -> Content:
+    """Several contents as one, with ``separator`` between those that are not empty."""
+    if all(isinstance(content, str) for content in contents):
+        # NOTE: join all texts at once; appending one by one takes quadratic time.
+        return separator.join(str(content) for content in contents if content)
+    parts: list[dict[str, Any]] = []
+    for content in contents:
+        if parts and content:
+            parts.append({"type": "text", "text": separator})
+        if not isinstance(content, str):
+            parts += content
+        elif content:
+            parts.append({"type": "text", "text": content})
+    return parts
 
 
 def text_of(blocks: Sequence[TextBlockInput]) -> str:

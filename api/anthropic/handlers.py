@@ -46,7 +46,7 @@ async def count_tokens(http: web.Request) -> web.Response:
     with renamed_errors(_names(request)):
         chat = await convert(http, (await http.read(),), prompt_request, request)
         async with http[DEADLINE].limit():
-            tokens = await prompt_of(chat, model)
+            tokens = (await prompt_of(chat, model)).tokens
     return json_response(TokensCount(len(tokens)))
 
 

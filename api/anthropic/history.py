@@ -9,10 +9,13 @@ from typing import Any
 import msgspec
 
 from chairlift.api.anthropic.blocks import (
+    ImageBlockInput,
     TextBlockInput,
     ThinkingBlockInput,
     ToolResultBlockInput,
     ToolUseBlockInput,
+    content_of,
+    joined,
     text_of,
 )
 from chairlift.api.anthropic.request import Turn
@@ -37,19 +40,23 @@ def messages_of(system: Sequence[TextBlockInput], turns: Sequence[Turn]) -> list
 
 def _other_messages(turn: Turn) -> list[MessageFields]:
     parts: list[MessageFields] = []
-    for is_text, blocks in groupby(turn.content, lambda block: isinstance(block, TextBlockInput)):
-        if is_text:
-            texts = [block.text for block in blocks if isinstance(block, TextBlockInput)]
-            parts.append({"role": turn.role, "content": "".join(texts)})
+    shown = (TextBlockInput, ImageBlockInput)
+    for is_shown, blocks in groupby(turn.content, lambda block: isinstance(block, shown)):
+        if is_shown:
+            own = [block for block in blocks if isinstance(block, shown)]
+            parts.append({"role": turn.role, "content": content_of(own)})
         else:
             parts += [_result(block) for block in blocks if isinstance(block, ToolResultBlockInput)]
     return parts
 
 
 def _result(block: ToolResultBlockInput) -> MessageFields:
-    text = text_of(block.content)
+    content = content_of(block.content)
     # Templates have no field that marks a failed call.
-    content = f"Error: {text}" if block.is_error else text
+    if block.is_error:
+        content = (
+            f"Error: {content}" if isinstance(content, str) else joined(["Error:", content], " ")
+        )
     return {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
 
 
@@ -84,10 +91,9 @@ def _joined(run: Sequence[MessageFields]) -> MessageFields:
     """Merges messages of one role into one."""
     message = dict(run[0])
     for name in ("content", "reasoning_content"):
-        texts = [part[name] for part in run if name in part]
-        if texts:
-            # NOTE: join all texts at once; appending one by one takes quadratic time.
-            message[name] = "\n\n".join(filter(None, texts)) if len(texts) > 1 else texts[0]
+        contents = [part[name] for part in run if name in part]
+        if contents:
+            message[name] = joined(contents, "\n\n") if len(contents) > 1 else contents[0]
     if calls := [call for part in run for call in part.get("tool_calls", ())]:
         message["tool_calls"] = calls
     return message

@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from chairlift.api.anthropic.blocks import (
     Blocks,
+    ImageBlockInput,
     TextBlocks,
     ThinkingBlockInput,
     ToolResultBlockInput,
@@ -46,8 +47,8 @@ class Turn(Request):
             match block:
                 case ThinkingBlockInput() | ToolUseBlockInput() if self.role != "assistant":
                     raise ValueError(f"{block.type} blocks belong to assistant messages")
-                case ToolResultBlockInput() if self.role != "user":
-                    raise ValueError("tool_result blocks belong to user messages")
+                case ToolResultBlockInput() | ImageBlockInput() if self.role != "user":
+                    raise ValueError(f"{block.type} blocks belong to user messages")
         return self
 
 

@@ -20,7 +20,7 @@ from chairlift.api.chat.tool_plan import ToolPlan, tool_plan
 from chairlift.api.generate.generation import Generation, TokenPrompt
 from chairlift.api.generate.prompt_tokens import prediction_tokens
 from chairlift.api.generate.sampling import sampling_params
-from chairlift.api.schemas.messages import Messages, chars_of, check_arguments
+from chairlift.api.schemas.messages import Messages, chars_of, check_arguments, images_of
 from chairlift.api.schemas.schemas import ChatRequest
 from chairlift.api.schemas.structured import GrammarRequest
 from chairlift.api.schemas.templating import Templating
@@ -28,7 +28,8 @@ from chairlift.api.service import SERVICE, ServedModel
 from chairlift.api.text.chat_format import CALL, HEADER, NORMAL, THOUGHT, ChatFormat, Transition
 from chairlift.api.text.grammars import check, grammar_of
 from chairlift.api.text.template import Rendering
-from chairlift.engine.messages import Grammar
+from chairlift.engine.errors import RequestError
+from chairlift.engine.messages import Grammar, ImagePrompt
 
 if TYPE_CHECKING:  # it imports transformers, which takes a second
     from chairlift.api.text.vocabulary import Vocabulary
@@ -39,26 +40,40 @@ INLINE_CHARS = 64 << 10
 INLINE_MESSAGES = 256
 
 
-async def prompt_of(request: ChatRequest, model: ServedModel) -> list[int]:
-    """The token ids of a request's conversation and tools.
+async def prompt_of(request: ChatRequest, model: ServedModel) -> ImagePrompt:
+    """The prompt of a request's conversation and tools.
 
     Raises:
         PromptTooLong: it is longer than the model's context.
-        RequestError: the model's template refuses it.
+        RequestError: the model's template refuses it, or it has images that are invalid, or that
+            the model does not take.
+        QueueFull: too many images are waiting.
     """
     return await rendered(request.messages, request, model)
 
 
-async def rendered(messages: Messages, templating: Templating, model: ServedModel) -> list[int]:
-    """The token ids of ``messages``, rendered with the tools and settings of ``templating``.
+async def rendered(messages: Messages, templating: Templating, model: ServedModel) -> ImagePrompt:
+    """The prompt of ``messages``, rendered with the tools and settings of ``templating``.
 
     Raises: as ``prompt_of``.
     """
-    return await model.vocabulary.render(await _rendering(messages, templating, model))
+    references = images_of(messages)
+    if references and model.vision is None:
+        raise RequestError(
+            f"messages: the model {model.name!r} takes no images ('image_url', 'input_image', "
+            "'image'), only text",
+            "messages",
+        )
+    rendering = await _rendering(messages, templating, model)
+    if model.vision is None or not references:
+        return ImagePrompt(await model.vocabulary.render(rendering))
+    return await model.vision.prepare(rendering, references)
 
 
 async def rendered_text(messages: Messages, templating: Templating, model: ServedModel) -> str:
-    """As ``rendered``, but the text."""
+    """As ``rendered``, but the text, for messages without images."""
+    if images_of(messages):
+        raise RequestError("messages: images have no text", "messages")
     return await model.vocabulary.render_text(await _rendering(messages, templating, model))
 
 
@@ -103,12 +118,12 @@ async def prepare(
     model.client.check_room(request.n, priority)
     tools = tool_plan(request, model.vocabulary.format)
     async with deadline.limit():
-        tokens = await prompt_of(request, model)
+        prompt = await prompt_of(request, model)
         grammar = await _grammar_of(request, model, tools)
         prediction = None
         if request.prediction is not None:
             prediction = await prediction_tokens(model, request.prediction.content)
-    thought = thought_plan(request, model.vocabulary, tokens, grammar is not None)
+    thought = thought_plan(request, model.vocabulary, prompt.tokens, grammar is not None)
     max_tokens = request.max_completion_tokens or request.max_tokens
     params = sampling_params(
         request,
@@ -129,7 +144,11 @@ async def prepare(
         service.recorder,
         request,
         f"{prefix}{uuid.uuid4().hex}",
-        [TokenPrompt(thought.prompt, params, syntax, prediction=prediction)],
+        [
+            TokenPrompt(
+                *(thought.prompt, params, syntax), prediction=prediction, images=prompt.images
+            )
+        ],
         priority,
         http[ACCOUNT],
     )

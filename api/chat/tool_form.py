@@ -8,7 +8,13 @@ from typing import Any
 
 from chairlift.api.schemas.messages import Message, ToolCall
 from chairlift.api.text.chat_format import FORM_END, FORM_START
-from chairlift.api.text.template import TemplateMessage, arguments_of, template_message
+from chairlift.api.text.template import (
+    TemplateMessage,
+    arguments_of,
+    content_of,
+    joined,
+    template_message,
+)
 
 _DESCRIPTION = """\
 These functions can be called. Each is described in JSON, its parameters by a JSON schema:
@@ -52,7 +58,7 @@ def as_text(
         else:
             runs.append([fields])
             after_result = message.role == "tool"
-    plain = [{**run[0], "content": "\n".join(fields["content"] for fields in run)} for run in runs]
+    plain = [{**run[0], "content": joined([each["content"] for each in run], "\n")} for run in runs]
     if description is not None:
         _describe(plain, description)
     return plain
@@ -60,7 +66,7 @@ def as_text(
 
 def _plain(message: Message, knows_developer: bool) -> TemplateMessage:
     if message.role == "tool":
-        content = f"<tool_response>\n{message.content}\n</tool_response>"
+        content = joined(["<tool_response>\n", content_of(message), "\n</tool_response>"])
         return {"role": "user", "content": content}
     fields = template_message(message, knows_developer)
     if fields.pop("tool_calls", None):

@@ -18,7 +18,7 @@ from chairlift.api.text.choice import Choice, OutputDelta, TextChoice, VectorCho
 from chairlift.api.text.stops import StopMatcher, Stops
 from chairlift.api.text.stream import Detokenizer, TextStream
 from chairlift.engine.client.interface import TokenStream
-from chairlift.engine.messages import Pooling, SamplingParams, Submit, TokenOutput
+from chairlift.engine.messages import Pooling, PromptImage, SamplingParams, Submit, TokenOutput
 from chairlift.metrics.recorder import Recorder
 
 
@@ -51,6 +51,7 @@ class TokenPrompt(NamedTuple):
         prompt_logprobs: see ``Submit``.
         pooling: see ``Submit``.
         prediction: the tokens that the request predicts; None predicts none.
+        images: the images of the prompt.
     """
 
     tokens: list[int]
@@ -59,6 +60,7 @@ class TokenPrompt(NamedTuple):
     prompt_logprobs: int | None = None
     pooling: Pooling | None = None
     prediction: list[int] | None = None
+    images: tuple[PromptImage, ...] = ()
 
     @property
     def is_scored(self) -> bool:
@@ -166,6 +168,7 @@ class Generation:
             prompt_logprobs=prompt.prompt_logprobs,
             pooling=prompt.pooling,
             prediction=prompt.prediction or [],
+            images=prompt.images,
         )
         self._streams.append(self.model.submit(submit))
         self.times.append(PromptTimes(self._arrival))

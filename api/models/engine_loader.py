@@ -15,6 +15,7 @@ from chairlift.api.observe.canary import Canary
 from chairlift.api.schemas.sampling_defaults import SamplingDefaults, sampling_defaults
 from chairlift.api.settings import ServerSettings
 from chairlift.api.text.chat_format import chat_format
+from chairlift.api.text.images.loading import ImageLoader
 from chairlift.engine.client.factory import make_client
 from chairlift.engine.client.interface import EngineClient
 from chairlift.engine.client.process_client import RestartReason
@@ -30,7 +31,8 @@ from chairlift.engine.workers.pool import Workers
 from chairlift.metrics.recorder import Recorder
 
 if TYPE_CHECKING:
-    # It imports transformers, which takes a second.
+    # These import transformers, which takes a second.
+    from chairlift.api.text.images.vision import Vision
     from chairlift.api.text.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
@@ -42,12 +44,14 @@ class LoaderTools(NamedTuple):
     Attributes:
         supervision: the limits for engines that hang or fail.
         workers: for the vocabularies' slow work.
+        image_workers: for decoding images.
         recorder: records what the canaries find.
         on_restart: called with the reason before each restart of an engine process.
     """
 
     supervision: Supervision
     workers: Workers
+    image_workers: Workers
     recorder: Recorder
     on_restart: Callable[[RestartReason], None]
 
@@ -133,10 +137,24 @@ class EngineLoader:
             pooling=self._settings.embedding_pooling,
             seeds=self._seeds,
             adapters=client.adapters if self._config.takes_adapters else None,
+            vision=self._vision(client.info, vocabulary),
         )
         for name, folder in self._settings.loras:
             await model.load_adapter(name, folder)
         return model
+
+    def _vision(self, info: ModelInfo | None, vocabulary: Vocabulary) -> Vision | None:
+        if info is None or info.vision_type is None:
+            return None
+        from chairlift.api.text.images.vision import Vision
+
+        source, settings = self._source, self._settings
+        domains = frozenset(domain.lower() for domain in settings.allowed_media_domains)
+        loader = ImageLoader(domains, settings.allowed_local_media_path)
+        return Vision(
+            *(vocabulary, self._tools.image_workers, loader, source.path),
+            *(info.vision_type, source.trust_remote_code),
+        )
 
     async def _load_text(
         self, starting: asyncio.Task[ModelInfo]
@@ -150,7 +168,7 @@ class EngineLoader:
         source, settings = self._source, self._settings
         if source.kind == "directory":
             # An unknown architecture also makes transformers fail, with an error of its own.
-            check_architecture(source.path, read_config(source.path))
+            check_architecture(source.path, read_config(source.path), self._config.text_only)
         info, tokenizer, (defaults, end_ids) = await asyncio.gather(
             starting,
             asyncio.to_thread(load_tokenizer, source, settings.chat_template),
@@ -163,6 +181,8 @@ class EngineLoader:
         gc.collect()
         gc.freeze()
         self._tools.workers.warm()
+        if info.vision_type is not None:
+            self._tools.image_workers.warm()
         return vocabulary, defaults
 
     def _start_canary(self, client: EngineClient) -> Canary | None:

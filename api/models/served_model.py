@@ -22,7 +22,8 @@ from chairlift.engine.errors import AdapterError
 from chairlift.engine.messages import ModelInfo, Pooling, Submit
 
 if TYPE_CHECKING:
-    # It imports transformers, which takes a second.
+    # These import transformers, which takes a second.
+    from chairlift.api.text.images.vision import Vision
     from chairlift.api.text.vocabulary import Vocabulary
 
 
@@ -42,6 +43,7 @@ class ServedModel:
         seeds: draws the seeds of requests that give none.
         adapters: its LoRA adapters; None if its engine takes none.
         adapter: the LoRA adapter that ``name`` stands for; None for the model itself.
+        vision: prepares its prompts with images; None if it takes none.
         base: the model that ``adapter`` changes; None for the model itself.
     """
 
@@ -57,6 +59,7 @@ class ServedModel:
     adapters: AdapterTable | None = None
     adapter: Adapter | None = None
     base: ServedModel | None = None
+    vision: Vision | None = None
 
     @property
     def info(self) -> ModelInfo:

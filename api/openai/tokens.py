@@ -30,7 +30,7 @@ async def tokenize(http: web.Request) -> web.Response:
     vocabulary = model.vocabulary
     context = model.info.max_context
     if request.messages is not None:
-        tokens = await rendered(request.messages, request, model)
+        tokens = (await rendered(request.messages, request, model)).tokens
     else:
         prompt = request.prompt or ""
         vocabulary.check_chars(len(prompt), context, "prompt")

@@ -102,7 +102,7 @@ async def count_input_tokens(http: web.Request) -> web.Response:
     with renamed_errors(_NAMES):
         chat = await convert(http, bodies, prompt_request, request, earlier)
         async with http[DEADLINE].limit():
-            tokens = await prompt_of(chat, model)
+            tokens = (await prompt_of(chat, model)).tokens
     return json_response(InputTokens(len(tokens)))
 
 

@@ -10,13 +10,18 @@ from chairlift.api.responses.items import (
     CompactionItem,
     FunctionCallItem,
     FunctionCallOutputItem,
+    InputImage,
+    InputText,
     Item,
     MessageItem,
     OutputRefusal,
+    OutputText,
     ReasoningItem,
 )
 
 MessageFields = dict[str, Any]
+
+_Part = InputText | InputImage | OutputText | OutputRefusal
 
 # Precedes the summary that replaces an earlier conversation.
 _SUMMARY = "Summary of the conversation so far:\n"
@@ -33,7 +38,7 @@ def messages_of(instructions: str | None, items: Sequence[Item]) -> list[Message
             case MessageItem(role="assistant"):
                 if turn is None or "content" in turn or "tool_calls" in turn:
                     turn = _begin_turn(messages)
-                turn["content"] = _text_of(item)
+                turn["content"] = "".join(map(_shown, item.content))
             case ReasoningItem():
                 if turn is None or len(turn) > 1:
                     turn = _begin_turn(messages)
@@ -43,16 +48,16 @@ def messages_of(instructions: str | None, items: Sequence[Item]) -> list[Message
                 turn.setdefault("tool_calls", []).append(_call_of(item))
             case MessageItem():
                 turn = None
-                messages.append({"role": item.role, "content": _text_of(item)})
+                messages.append({"role": item.role, "content": _content_of(item.content)})
             case CompactionItem():
                 turn = None
                 summary = opened(item.encrypted_content)
                 messages.append({"role": "user", "content": _SUMMARY + summary})
             case FunctionCallOutputItem():
                 turn = None
-                messages.append(
-                    {"role": "tool", "tool_call_id": item.call_id, "content": item.output}
-                )
+                output = item.output
+                content = output if isinstance(output, str) else _content_of(output)
+                messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
     return messages
 
 
@@ -62,10 +67,25 @@ def _begin_turn(messages: list[MessageFields]) -> MessageFields:
     return turn
 
 
-def _text_of(item: MessageItem) -> str:
-    return "".join(
-        part.refusal if isinstance(part, OutputRefusal) else part.text for part in item.content
-    )
+def _content_of(parts: Sequence[_Part]) -> str | list[dict[str, Any]]:
+    """The content of a chat message: the joined texts, or parts if there are images."""
+    if not any(isinstance(part, InputImage) for part in parts):
+        return "".join(map(_shown, parts))
+    return [
+        {"type": "image_url", "image_url": {"url": part.image_url, "detail": part.detail}}
+        if isinstance(part, InputImage)
+        else {"type": "text", "text": _shown(part)}
+        for part in parts
+    ]
+
+
+def _shown(part: _Part) -> str:
+    match part:
+        case OutputRefusal():
+            return part.refusal
+        case InputImage():
+            return ""
+    return part.text
 
 
 def _thought_of(item: ReasoningItem) -> str:

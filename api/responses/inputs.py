@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, Self, get_args
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from chairlift.api.responses.compaction import summary_in
 from chairlift.api.responses.hosted import HostedInput, Id
@@ -13,6 +13,7 @@ from chairlift.api.responses.items import (
     CompactionItem,
     FunctionCallItem,
     FunctionCallOutputItem,
+    InputImage,
     InputText,
     Item,
     MessageItem,
@@ -24,6 +25,7 @@ from chairlift.api.responses.items import (
     new_id,
 )
 from chairlift.api.responses.parts import (
+    InputImagePart,
     Parts,
     ReasoningTextPart,
     RefusalPart,
@@ -49,13 +51,24 @@ class MessageInput(Request):
     status: Status | None = None
     phase: Ignored = None
 
+    @model_validator(mode="after")
+    def _images_are_the_users(self) -> Self:
+        if self.role != "user" and any(isinstance(part, InputImagePart) for part in self.content):
+            raise ValueError("input_image parts belong to user messages")
+        return self
+
     def items(self) -> list[Item]:
         """The stored form: an assistant's text is output text, any other text is input text."""
         kind = OutputText if self.role == "assistant" else InputText
-        content: list[InputText | OutputText | OutputRefusal] = [
-            OutputRefusal(part.refusal) if isinstance(part, RefusalPart) else kind(part.text)
-            for part in self.content
-        ]
+        content: list[InputText | InputImage | OutputText | OutputRefusal] = []
+        for part in self.content:
+            match part:
+                case RefusalPart():
+                    content.append(OutputRefusal(part.refusal))
+                case InputImagePart():
+                    content.append(InputImage(part.image_url, part.detail))
+                case _:
+                    content.append(kind(part.text))
         return [MessageItem(self.id or new_id("msg"), self.role, content)]
 
 
@@ -87,7 +100,15 @@ class FunctionCallOutputInput(Request):
     def items(self) -> list[Item]:
         """The stored form."""
         item_id = self.id or new_id("fco")
-        return [FunctionCallOutputItem(item_id, self.call_id, text_of(self.output))]
+        output: str | list[InputText | InputImage] = text_of(self.output)
+        if any(isinstance(part, InputImagePart) for part in self.output):
+            output = [
+                InputImage(part.image_url, part.detail)
+                if isinstance(part, InputImagePart)
+                else InputText(part.shown)
+                for part in self.output
+            ]
+        return [FunctionCallOutputItem(item_id, self.call_id, output)]
 
 
 class ReasoningInput(Request):

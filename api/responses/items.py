@@ -29,6 +29,11 @@ class InputText(Struct, tag_field="type", tag="input_text"):
     text: str
 
 
+class InputImage(Struct, tag_field="type", tag="input_image"):
+    image_url: str
+    detail: str = "auto"
+
+
 class OutputText(Struct, tag_field="type", tag="output_text"):
     """``annotations`` is always empty; clients expect the field."""
 
@@ -54,7 +59,7 @@ class SummaryText(Struct, tag_field="type", tag="summary_text"):
 class MessageItem(Struct, tag_field="type", tag="message"):
     id: str
     role: Literal["user", "assistant", "system", "developer"]
-    content: list[InputText | OutputText | OutputRefusal]
+    content: list[InputText | InputImage | OutputText | OutputRefusal]
     status: ItemStatus = "completed"
 
 
@@ -81,7 +86,7 @@ class FunctionCallItem(Struct, tag_field="type", tag="function_call"):
 class FunctionCallOutputItem(Struct, tag_field="type", tag="function_call_output"):
     id: str
     call_id: str
-    output: str
+    output: str | list[InputText | InputImage]
     status: ItemStatus = "completed"
 
 

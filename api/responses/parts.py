@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from chairlift.api.schemas.field_types import Ignored
+from chairlift.api.schemas.field_types import Ignored, only
 from chairlift.api.schemas.fields import MAX_TOKENS, known_kind
+from chairlift.api.schemas.images import Detail
 from chairlift.api.schemas.request import Request
 
 
@@ -20,6 +22,21 @@ class InputTextPart(Request):
     def shown(self) -> str:
         """The text that the model reads."""
         return self.text
+
+
+class InputImagePart(Request):
+    """An image by its URL; files of OpenAI's servers are not supported."""
+
+    type: Literal["input_image"]
+    image_url: str
+    detail: Detail = "auto"
+    file_id: Annotated[Any, *only()] = None
+    prompt_cache_breakpoint: Ignored = None
+
+    @property
+    def shown(self) -> str:
+        """The text that the model reads."""
+        return ""
 
 
 class OutputTextPart(Request):
@@ -65,13 +82,15 @@ def _parts(value: object) -> object:
 
 
 Part = Annotated[
-    InputTextPart | OutputTextPart | RefusalPart,
+    InputTextPart | InputImagePart | OutputTextPart | RefusalPart,
     Field(discriminator="type"),
-    BeforeValidator(known_kind("content parts", "input_text", "output_text", "refusal")),
+    BeforeValidator(
+        known_kind("content parts", "input_text", "input_image", "output_text", "refusal")
+    ),
 ]
 Parts = Annotated[list[Part], BeforeValidator(_parts, json_schema_input_type=str | list[Part])]
 
 
-def text_of(parts: list[InputTextPart | OutputTextPart | RefusalPart]) -> str:
+def text_of(parts: Sequence[InputTextPart | InputImagePart | OutputTextPart | RefusalPart]) -> str:
     """The concatenated texts of the parts."""
     return "".join(part.shown for part in parts)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
-from typing import Annotated, Any
+from collections.abc import Callable, Collection
+from typing import Annotated, Any, get_args
 
 import msgspec
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from chairlift.api.schemas.bounds import MAX_ENTRIES, MAX_OBJECT_VALUES, values_of
+from chairlift.api.schemas.images import Detail, image_of
 
 MAX_STOPS = 16
 # Bounds the matching cost per token; real stop strings are much shorter.
@@ -99,12 +100,16 @@ def _content(value: object, *kinds: str) -> str:
     return "".join(_part_text(part, kinds) for part in value)
 
 
-def _part_text(part: Any, kinds: Container[str]) -> str:
+def _part_text(part: Any, kinds: Collection[str]) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(kind, str):
         raise ValueError('every content part must be an object with a "type"')
     if kind not in kinds:
-        raise ValueError(f"content parts of type {kind[:32]!r} are not supported, only text")
+        known = " and ".join(dict.fromkeys(name for name in kinds if name != "refusal"))
+        raise ValueError(f"content parts of type {kind[:32]!r} are not supported, only {known}")
+    if kind == "image_url":
+        image_of(part)
+        return ""
     text = part.get(kind)
     if not isinstance(text, str):
         raise ValueError(f'a {kind} part must have a string "{kind}"')
@@ -183,25 +188,38 @@ TemplateKwargs = Annotated[
     BeforeValidator(_template_kwargs),
     WithJsonSchema({"type": "object", "maxProperties": MAX_TEMPLATE_KWARGS}),
 ]
-_CONTENT = WithJsonSchema(
-    {
-        "anyOf": [
-            _STRING,
-            {
-                "type": "array",
-                "items": {
-                    "type": "object",
-                    "properties": {"type": {"const": "text"}, "text": _STRING},
-                    "required": ["type", "text"],
-                },
-            },
-        ]
-    }
-)
+_TEXT_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": _STRING},
+    "required": ["type", "text"],
+}
+_IMAGE_PART = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "image_url"},
+        "image_url": {
+            "type": "object",
+            "properties": {"url": _STRING, "detail": {"enum": list(get_args(Detail))}},
+            "required": ["url"],
+        },
+    },
+    "required": ["type", "image_url"],
+}
+
+
+def _content_schema(items: dict[str, Any]) -> WithJsonSchema:
+    return WithJsonSchema({"anyOf": [_STRING, {"type": "array", "items": items}]})
+
+
+# The texts of a message. ``images.placed_images`` finds the images between them.
 Content = Annotated[
-    str, BeforeValidator(lambda value: _content(value, "text", "refusal")), _CONTENT
+    str,
+    BeforeValidator(lambda value: _content(value, "text", "image_url", "refusal")),
+    _content_schema({"anyOf": [_TEXT_PART, _IMAGE_PART]}),
 ]
-TextContent = Annotated[str, BeforeValidator(lambda value: _content(value, "text")), _CONTENT]
+TextContent = Annotated[
+    str, BeforeValidator(lambda value: _content(value, "text")), _content_schema(_TEXT_PART)
+]
 JsonObject = Annotated[dict[str, Any], AfterValidator(checked_size)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
 
 from chairlift.api.schemas.bounds import MAX_VALUES, values_in
 from chairlift.api.schemas.fields import MISSING, Content
+from chairlift.api.schemas.images import MAX_IMAGES, ImageReference, PlacedImage, placed_images
 from chairlift.api.schemas.request import Request
 from chairlift.engine.errors import RequestError
 
@@ -35,6 +36,7 @@ class ToolCall(Request):
 class Message(Request):
     """A message of a conversation.
 
+    ``content`` is its text; ``images`` are those between the texts.
     ``reasoning`` is another name for ``reasoning_content``, the model's reasoning before the
     message. An assistant's message without ``content`` gets that of ``refusal``.
     """
@@ -47,6 +49,18 @@ class Message(Request):
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_CALLS)] = []
     reasoning_content: str | None = None
     reasoning: str | None = None
+    _images: tuple[PlacedImage, ...] = PrivateAttr(default=())
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _with_images(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        message = handler(data)
+        images = placed_images(data.get("content")) if isinstance(data, dict) else ()
+        if images:
+            if message.role not in ("user", "tool"):
+                raise ValueError(f"a message of the role {message.role} must not contain images")
+            message._images = images
+        return message
 
     @model_validator(mode="before")
     @classmethod
@@ -58,6 +72,11 @@ class Message(Request):
             if isinstance(refusal := data.get("refusal"), str):
                 return {**data, "content": refusal}
         return data
+
+    @property
+    def images(self) -> tuple[PlacedImage, ...]:
+        """The images, in the order of their places in ``content``."""
+        return self._images
 
     @property
     def thought(self) -> str | None:
@@ -87,6 +106,14 @@ def check_arguments(messages: Iterable[Message]) -> None:
                     f"messages: the arguments of all calls hold more than {MAX_VALUES} values",
                     "messages",
                 )
+
+
+def images_of(messages: Iterable[Message]) -> list[ImageReference]:
+    """The images of a conversation. Raises RequestError if there are too many."""
+    images = [placed.image for message in messages for placed in message.images]
+    if len(images) > MAX_IMAGES:
+        raise RequestError(f"messages: at most {MAX_IMAGES} images, not {len(images)}", "messages")
+    return images
 
 
 def chars_of(messages: Iterable[Message]) -> int:

@@ -158,6 +158,7 @@ async def _boundary(request: web.Request, handler: Handler) -> web.StreamRespons
 
 async def _end_workers(app: web.Application) -> None:
     app[SERVICE].workers.close()
+    app[SERVICE].image_workers.close()
 
 
 async def _name_request(request: web.Request, response: web.StreamResponse) -> None:

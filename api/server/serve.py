@@ -165,7 +165,8 @@ class Server:
         """Finds all models, and loads those that are loaded at the start."""
         service = self._service
         tools = LoaderTools(
-            *(self._supervision, service.workers, service.recorder, service.record_restart)
+            *(self._supervision, service.workers, service.image_workers),
+            *(service.recorder, service.record_restart),
         )
         pool = await make_pool(self._specs, self._models_memory, tools, service)
         service.serve(pool)

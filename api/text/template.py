@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 from chairlift.api.schemas.messages import Message, ToolCall
 
 TemplateMessage = dict[str, Any]
+# A text, or where a message has images, its parts: ``{"type": "text"}`` and ``{"type": "image"}``.
+TemplateContent = str | list[dict[str, str]]
 
 
 class Rendering(NamedTuple):
@@ -29,6 +31,35 @@ class Rendering(NamedTuple):
     kwargs: Mapping[str, Any]
 
 
+def content_of(message: Message) -> TemplateContent:
+    """A message's content for the template."""
+    if not message.images:
+        return message.content
+    parts: list[dict[str, str]] = []
+    start = 0
+    for offset, _ in message.images:
+        parts += _text_parts(message.content[start:offset])
+        parts.append({"type": "image"})
+        start = offset
+    return parts + _text_parts(message.content[start:])
+
+
+def joined(contents: Sequence[TemplateContent], separator: str = "") -> TemplateContent:
+    """Several contents as one, with ``separator`` between them."""
+    texts = [content for content in contents if isinstance(content, str)]
+    if len(texts) == len(contents):
+        return separator.join(texts)
+    parts: list[dict[str, str]] = []
+    for number, content in enumerate(contents):
+        parts += _text_parts(separator if number else "")
+        parts += _text_parts(content) if isinstance(content, str) else content
+    return parts
+
+
+def _text_parts(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}] if text else []
+
+
 def template_message(message: Message, knows_developer: bool) -> TemplateMessage:
     """A message for templates that know calls, with each call's arguments as an object.
 
@@ -37,7 +68,7 @@ def template_message(message: Message, knows_developer: bool) -> TemplateMessage
     role = message.role
     if role == "developer" and not knows_developer:
         role = "system"
-    fields: TemplateMessage = {"role": role, "content": message.content}
+    fields: TemplateMessage = {"role": role, "content": content_of(message)}
     if message.name is not None:
         fields["name"] = message.name
     if message.tool_call_id is not None:

@@ -11,6 +11,7 @@ from chairlift.engine.messages import ModelInfo, StepStats
 
 # The fields of StepStats that say how much there is now. All others count what a step did.
 LEVELS = (
+    "image_bytes",
     *("running", "waiting", "adapters_running"),
     *("prefix_bytes", "store_bytes", "swapped_bytes"),
     *("kv_reserved_bytes", "kv_used_bytes", "kv_limit_bytes"),

@@ -8,10 +8,10 @@ the engine itself decides what its cache has.
 from __future__ import annotations
 
 import hashlib
-from array import array
 from collections.abc import Sequence
 
 from chairlift.engine.messages import Submit
+from chairlift.engine.messages.images import prompt_keys
 
 # Tokens of a block. Prefixes are found up to a multiple of this.
 BLOCK = 64
@@ -33,7 +33,8 @@ def block_hashes(request: Submit) -> list[bytes]:
         last += hashlib.blake2b(value, digest_size=_HASH_BYTES).digest()
     blocks = max(0, min((len(request.prompt) - 1) // BLOCK, MAX_BLOCKS))
     try:
-        ids = memoryview(array("q", request.prompt[: blocks * BLOCK])).cast("B")
+        keys = prompt_keys(request.prompt, request.images)[: blocks * BLOCK]
+        ids = memoryview(keys).cast("B")
     except OverflowError:
         return []  # no token has such an id; the engine refuses the request
     size = BLOCK * 8

@@ -1,4 +1,4 @@
-"""Work of other threads that requests wait for: disk reads, swapped states, grammars.
+"""Work that requests wait for: disk reads, swapped states, grammars, the encoding of images.
 
 The core asks every ``Background`` the same questions and knows nothing of threads.
 """
@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 
 from chairlift.cache.swap.swap import Swap
 from chairlift.engine.grammar.pending import Grammars
+from chairlift.engine.model.vision.encoder import ImageEncoder
 from chairlift.scheduler.sequence import Sequence
 
 
@@ -108,3 +109,33 @@ class GrammarWork:
 
     def close(self, timeout: float) -> None:
         """A compilation leaves nothing behind."""
+
+
+class ImageWork:
+    """The ``Background`` of an encoder: it works between two steps (``EngineCore.step``)."""
+
+    def __init__(self, images: ImageEncoder) -> None:
+        self._images = images
+
+    @property
+    def due(self) -> bool:
+        return self._images.has_work or self._images.has_news
+
+    def on_due(self, wake: Callable[[], None]) -> None:
+        """No other thread does any of this work."""
+
+    def collect(self) -> Collected:
+        if not self._images.has_news:
+            return NOTHING_NEW
+        ready, failed = self._images.take_done()
+        return Collected(ready=[*ready, *failed], failed=failed)
+
+    def is_awaited(self, sequence: Sequence) -> bool:
+        return self._images.is_awaited(sequence.request_id)
+
+    def drop(self, sequence: Sequence, last: bool) -> None:
+        if last:
+            self._images.drop(sequence.request_id)
+
+    def close(self, timeout: float) -> None:
+        """Embeddings are not kept on disk."""

@@ -6,7 +6,12 @@ number of a request that indexes memory is in range.
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
 
 from chairlift.engine.messages import MAX_TOP_LOGPROBS, SamplingParams, Submit
 
@@ -14,6 +19,8 @@ from chairlift.engine.messages import MAX_TOP_LOGPROBS, SamplingParams, Submit
 MAX_REAL = 1e6
 # More than any number of tokens.
 MAX_INT = 2**31
+# The types of arrays that processors make of images.
+IMAGE_DTYPES = ("float16", "float32", "float64", "int32", "int64", "uint8", "bool")
 
 
 def check_submit(request: Submit, vocabulary: int) -> None:
@@ -33,9 +40,28 @@ def check_submit(request: Submit, vocabulary: int) -> None:
     for choice in request.resumed:
         _check_integer("resumed", choice.index, 0, request.n)
         _check_tokens("resumed", choice.output, vocabulary)
+    _check_images(request)
     if request.prompt_logprobs is not None:
         _check_integer("prompt_logprobs", request.prompt_logprobs, 0, MAX_TOP_LOGPROBS + 1)
     check_params(request.params, vocabulary)
+
+
+def _check_images(request: Submit) -> None:
+    """Checks where the images are, and that their arrays have the bytes that they claim."""
+    end = 0
+    for image in request.images:
+        if len(image.digest) != hashlib.sha256().digest_size:
+            raise ValueError("an image's digest is not SHA-256")
+        places = image.places
+        ascending = all(a < b for a, b in pairwise(places))
+        if not places or not ascending or not end <= places[0] <= places[-1] < len(request.prompt):
+            raise ValueError("an image's places are not ascending, or not in the prompt")
+        end = places[-1] + 1
+        for array in image.arrays.values():
+            if array.dtype not in IMAGE_DTYPES or min(array.shape, default=0) < 0:
+                raise ValueError(f"an image's array has the type {array.dtype!r}, or no size")
+            if math.prod(array.shape) * np.dtype(array.dtype).itemsize != len(array.data):
+                raise ValueError("an image's array has another number of bytes than its shape")
 
 
 def check_params(params: SamplingParams, vocabulary: int) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 from chairlift.cache.pages.batch import PagedBatch
 from chairlift.cache.store.store import PrefixStore
 from chairlift.cache.swap.swap import Swap
-from chairlift.engine.core.background import Background, GrammarWork, SwapWork
+from chairlift.engine.core.background import Background, GrammarWork, ImageWork, SwapWork
+from chairlift.engine.core.checks import check_submit
 from chairlift.engine.core.decode import DecodeBatch
 from chairlift.engine.core.outputs import Outputs
 from chairlift.engine.core.pipeline import LaunchOrder, Pipeline
@@ -35,6 +36,7 @@ from chairlift.engine.messages import (
     TokenOutput,
 )
 from chairlift.engine.model.paged_forward import PagedForward
+from chairlift.engine.model.vision.encoder import IDLE_SECONDS, ImageEncoder
 from chairlift.engine.parallel.journal import Journal, NoJournal
 from chairlift.engine.speculation.draft_model import DraftModel
 from chairlift.engine.speculation.proposal import PrefixProposer, Proposer, proposers
@@ -46,6 +48,10 @@ from chairlift.scheduler.scheduler import Scheduler
 from chairlift.scheduler.sequence import Sequence
 
 log = logging.getLogger(__name__)
+
+# Memory for the embeddings of images: those of about 100 images, 1,000 tokens each, of 2,560
+# numbers in 16 bits.
+IMAGE_BYTES = 512 << 20
 
 
 class EngineCore:
@@ -64,6 +70,7 @@ class EngineCore:
         prefix_drafts: continuations in the prefix cache are proposed first.
         draft_model: proposes where these have nothing; None: no draft model.
         buffers: MLX's cache of buffers; None: it has no limit.
+        image_bytes: memory for the embeddings of images.
     """
 
     def __init__(
@@ -80,6 +87,7 @@ class EngineCore:
         prefix_drafts: bool = False,
         draft_model: PreparedModel | None = None,
         buffers: BufferCache | None = None,
+        image_bytes: int = IMAGE_BYTES,
     ) -> None:
         self._buffers = buffers
         self.limits = limits = model.fitted(limits)
@@ -92,10 +100,12 @@ class EngineCore:
         make_cache = model.caches(limits, prefix_bytes, self.prefixes.drop_one)
         self.swap: Swap[Sequence] = Swap(model.kinds, 0) if swap is None else swap
         self.grammars = Grammars(compiler)
+        self.images = ImageEncoder(model.vision, image_bytes)
         self._background: tuple[Background, ...] = (
             self.prefixes,
             SwapWork(self.swap),
             GrammarWork(self.grammars),
+            ImageWork(self.images),
             *background,
         )
         constraints = Constraints(
@@ -104,7 +114,9 @@ class EngineCore:
         )
         cached = self.prefixes.cached if prefix_bytes else None
         self.scheduler = Scheduler(limits, cached, self._is_awaited, self.swap.covers)
-        self.prefill = PrefillBatch(*(make_cache, self.prefixes, self.swap, limits, model.adapters))
+        self.prefill = PrefillBatch(
+            *(make_cache, self.prefixes, self.swap, limits, model.adapters, self.images)
+        )
         self.prompt_outputs = PromptOutputs()
         self.batch = DecodeBatch(
             [make_cache() for _ in range(limits.bands)],
@@ -114,11 +126,11 @@ class EngineCore:
         )
         self._recorder = StepRecorder(
             *(limits, self.scheduler, self.batch, self.prefill),
-            *(self.prefixes, self.swap, self.grammars),
+            *(self.prefixes, self.swap, self.grammars, self.images),
         )
         self.pipeline = Pipeline(
             *(model, self.batch, self.prefill, self.prompt_outputs, self.prefixes, self.swap),
-            *(constraints, self._recorder, self._learn),
+            *(constraints, self._recorder, self._learn, self.images),
         )
         drafter = None
         if draft_model is not None:
@@ -162,13 +174,20 @@ class EngineCore:
         """Queues a request. If that fails, only this request ends with an error."""
         try:
             self.grammars.begin(request)
+            if request.images:
+                check_submit(request, self.requests.vocabulary)
+                self.images.begin(request.request_id, request.prompt, request.images)
             sequences = self.requests.add(request)
         except Exception as error:  # of any type: the cause is this request
             self.grammars.drop(request.request_id)
+            self.images.drop(request.request_id)
             self.outputs.refuse(request, error)
             return
         # NOTE: fetch only once, because resumed choices share their prefix.
         self.prefixes.fetch(sequences[0])
+        if request.images:
+            known = 0 if sequences[0].bypasses_prefix_cache else self.prefixes.cached(sequences[0])
+            self.images.await_images(*(request.request_id, request.prompt, request.images, known))
         self._journal.submitted(request, self._is_awaited(sequences[0]))
         for sequence in sequences:
             self.scheduler.add(sequence)
@@ -223,6 +242,8 @@ class EngineCore:
     def step(self) -> StepOutput:
         """Plans and launches a step, and returns the tokens of the previous step."""
         timer = PhaseTimer(self._recorder.current.phases)
+        if self.images.has_work:
+            self._encode(timer)
         self._collect()
         outputs, drafts = self._read_ahead(timer)
         plan = self.scheduler.plan(self.batch.capacities, drafts)
@@ -239,6 +260,11 @@ class EngineCore:
             self._buffers.trim()
         timer.end("output")
         return StepOutput(outputs, self._recorder.finish(plan, timer.total))
+
+    def _encode(self, timer: PhaseTimer) -> None:
+        """Encodes waiting images for as long as a step beside the running rows may take."""
+        seconds = self.limits.step_seconds if self.pipeline.running.rows else IDLE_SECONDS
+        self.pipeline.run_between(lambda: self.images.encode(min(seconds, IDLE_SECONDS)), timer)
 
     def _read_ahead(self, timer: PhaseTimer) -> tuple[list[TokenOutput], Chosen]:
         """Reads the running step if the next may have drafts.

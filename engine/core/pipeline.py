@@ -25,6 +25,7 @@ from chairlift.engine.core.step import Step
 from chairlift.engine.grammar.constraints import Constraints
 from chairlift.engine.model.drafted import DraftedBand
 from chairlift.engine.model.lora_routing import Slot
+from chairlift.engine.model.vision.encoder import ImageEncoder
 from chairlift.scheduler.cost import Work
 from chairlift.scheduler.plan import NO_WORK, Plan
 from chairlift.scheduler.sequence import Sequence
@@ -62,6 +63,7 @@ class Pipeline:
         constraints: Constraints,
         recorder: StepRecorder,
         learn: Callable[[Work, float], None],
+        images: ImageEncoder,
     ) -> None:
         self.forward = model.forward
         self._adapters = model.adapters
@@ -73,6 +75,7 @@ class Pipeline:
         self._constraints = constraints
         self._recorder = recorder
         self.learn = learn
+        self._images = images
         if model.eager:
             self.order = LaunchOrder.EAGER
         else:
@@ -97,6 +100,14 @@ class Pipeline:
         if self._work == NO_WORK:
             self._computed_at = max(self._computed_at, timer.start)
         self._launched, self._launched_work = self._launch(plan, timer), plan.work
+
+    def run_between(self, work: Callable[[], None], timer: PhaseTimer) -> None:
+        """Runs work that needs the device between two steps, whose times do not include it."""
+        timer.end("schedule")
+        self._wait(timer)
+        work()
+        self._computed_at = time.monotonic()
+        timer.end("encode")
 
     def finish_previous(self, timer: PhaseTimer) -> Step:
         """Waits for the step before the launched one, and returns it."""
@@ -196,7 +207,11 @@ class Pipeline:
             fed_tokens = mx.array(fed, mx.int32)
         else:
             fed_tokens = batch.tokens
-        outcome = self.forward(batch.bands, fed_tokens, chunks, adapters, self._drafted)
+        outcome = self.forward(
+            *(batch.bands, fed_tokens, chunks, adapters, self._drafted), self._row_shifts()
+        )
+        for sequence in (*plan.joins.values(), *plan.ends.values()):
+            self._images.computed(sequence.request_id)
         logits = outcome.logits
         prompt_arrays = self._prompt_outputs.take(plan, chunks, outcome)
         batch.joining = self._prefill.states(plan)
@@ -236,6 +251,15 @@ class Pipeline:
             return []
         rows = self._batch.rows[: self._batch.cached_rows]
         return [self._adapters.slot(sequence.adapter) for sequence in rows]
+
+    def _row_shifts(self) -> list[int]:
+        """What images add to the position of each row in the caches; empty if nothing."""
+        if not len(self._images):
+            return []
+        rows = self._batch.rows[: self._batch.cached_rows]
+        images = [self._images.of(sequence.request_id) for sequence in rows]
+        shifts = [0 if each is None else each.shift for each in images]
+        return shifts if any(shifts) else []
 
     def _move_rows(self, plan: Plan) -> list[mx.array]:
         """Changes the batch's rows to a plan's; returns arrays to evaluate before the dispatch."""

@@ -12,6 +12,7 @@ from chairlift.cache.swap.swap import Swap
 from chairlift.engine.core.prefix_cache import PrefixCache
 from chairlift.engine.lora.adapters import Adapters
 from chairlift.engine.model.forward import Chunk
+from chairlift.engine.model.vision.encoder import ImageEncoder
 from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.plan import Plan
 from chairlift.scheduler.sequence import Sequence
@@ -26,6 +27,7 @@ class PrefillBatch:
         swap: provides the states of preempted sequences.
         limits: determine the size of each cache.
         adapters: know the slot of each sequence's adapter.
+        images: know the images of each sequence's prompt.
     """
 
     def __init__(
@@ -35,10 +37,12 @@ class PrefillBatch:
         swap: Swap[Sequence],
         limits: Limits,
         adapters: Adapters,
+        images: ImageEncoder,
     ) -> None:
         self._make_cache = make_cache
         self._limits = limits
         self._adapters = adapters
+        self._images = images
         self._prefixes = prefixes
         self._swap = swap
         self._caches: dict[Sequence, Cache] = {}
@@ -88,6 +92,7 @@ class PrefillBatch:
                     _scored(sequence, start, tokens),
                     sequence.pooling is not None,
                     self._adapters.slot(sequence.adapter),
+                    self._images.of(sequence.request_id),
                 )
             )
         return chunks

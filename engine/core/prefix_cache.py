@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from itertools import takewhile
 
 import mlx.core as mx
 
@@ -161,7 +162,9 @@ class PrefixCache:
         """At most ``count`` tokens that followed all of a sequence's tokens in an earlier one."""
         if sequence.bypasses_prefix_cache:
             return []
-        return self._tree.continuation(sequence.ids, count, sequence.cache_salt)
+        tokens = self._tree.continuation(sequence.ids, count, sequence.cache_salt)
+        # What follows may be an image, whose keys are no token ids.
+        return list(takewhile(lambda token: token >= 0, tokens))
 
     def state(self, sequence: Sequence, length: int) -> Snapshot | None:
         """The state after a sequence's first ``length`` tokens; ``cached`` returned that number."""

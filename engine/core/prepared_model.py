@@ -21,6 +21,7 @@ from chairlift.engine.lora.adapters import DEFAULT_LIMITS, AdapterLimits, Adapte
 from chairlift.engine.model.attention import score_heads
 from chairlift.engine.model.forward import Forward
 from chairlift.engine.model.selection import MakePages, hidden_size, select_forward
+from chairlift.engine.model.vision.model import VisionModel
 from chairlift.engine.parallel.ranks import ALONE, Ranks
 from chairlift.scheduler.limits import Limits
 
@@ -40,6 +41,7 @@ class PreparedModel:
         eager: the model computes while its graph is built; see ``engine.cpu.kernels``.
         adapters: the loaded LoRA adapters.
         agree: see ``parallel.ranks.Ranks.agree``.
+        vision: the model, if it sees.
     """
 
     forward: Forward
@@ -51,6 +53,7 @@ class PreparedModel:
     eager: bool
     adapters: Adapters
     agree: Callable[[mx.array], mx.array] = lambda outcomes: outcomes
+    vision: VisionModel | None = None
 
     def fitted(self, limits: Limits) -> Limits:
         """The limits for this model's caches.
@@ -114,7 +117,8 @@ def prepare_model(
     make_cache = partial(make_batch, model, quantization)
     kinds = tuple(make_cache().kinds)
     pages: MakePages | None = None
-    if kernels is not None and can_page(kinds):
+    # Pages know no embeddings and positions but those of tokens.
+    if kernels is not None and can_page(kinds) and not isinstance(model, VisionModel):
         pages = partial(make_pages, model, kernels, quantization=quantization)
     heads = score_heads(model)
     max_pairs = score_bytes // (4 * heads) if score_bytes and heads else None
@@ -135,4 +139,5 @@ def prepare_model(
             on_host=eager,
         ),
         agree=ranks.agree,
+        vision=model if isinstance(model, VisionModel) else None,
     )

@@ -12,6 +12,7 @@ from chairlift.engine.core.checks import check_submit
 from chairlift.engine.grammar.constraint import Constraint
 from chairlift.engine.lora.adapters import Adapters
 from chairlift.engine.messages import FinishedChoice, FinishReason, Resumed, Submit
+from chairlift.engine.messages.images import prompt_keys
 from chairlift.engine.sampling.sampler import SamplerRow, check_row
 from chairlift.scheduler.sequence import Sequence
 
@@ -113,6 +114,7 @@ class Requests:
             replay=submit.replay,
             prompt_logprobs=submit.prompt_logprobs,
             pooling=submit.pooling,
+            keys=prompt_keys(submit.prompt, submit.images) if submit.images else None,
         )
         sequences = [_resume(sequence, choice) for choice in submit.resumed] or [sequence]
         self._check(request, sequences)

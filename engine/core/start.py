@@ -59,7 +59,11 @@ def start_core(
         raise ModelError("tensor parallelism needs an engine in a process of its own")
     part = ranks.sharing / ranks.size
     shard = ranks.shard if ranks.size > 1 else None
-    loaded = ranks.together(lambda: load_model(source, config.dtype, on_progress, shard, part))
+    # mlx-vlm's models cannot be divided.
+    text_only = config.text_only or ranks.size > 1
+    loaded = ranks.together(
+        lambda: load_model(source, config.dtype, on_progress, shard, part, text_only)
+    )
     return serve_loaded(config, loaded, on_progress, source, ranks, background)
 
 
@@ -119,6 +123,7 @@ def serve_loaded(
         limits=limits,
         hidden_size=model.hidden_size,
         speculates=config.speculative is not None,
+        vision_type=None if model.vision is None else model.vision.model_type,
         kv_bits=config.kv_bits,
         kv_group_size=config.kv_group_size if config.kv_bits else None,
     )
@@ -176,7 +181,7 @@ def _draft_model(
     own = resolve(config.speculative.model, config.trust_remote_code)
     if load_tokenizer(own).get_vocab() != load_tokenizer(source).get_vocab():
         raise ModelError(f"the draft model {own.name} has another vocabulary than {source.name}")
-    loaded = load_model(own, config.dtype, on_progress)
+    loaded = load_model(own, config.dtype, on_progress, text_only=True)
     eager, _ = accelerate(loaded.model, exactly=config.dtype != "auto" or not loaded.quantized)
     geometry, vocabulary, _ = probe(loaded.model, loaded.architecture)
     if not geometry.pads:

@@ -13,6 +13,7 @@ from chairlift.engine.core.prefill import PrefillBatch
 from chairlift.engine.core.prefix_cache import PrefixCache
 from chairlift.engine.grammar.pending import Grammars
 from chairlift.engine.messages import StepStats
+from chairlift.engine.model.vision.encoder import ImageEncoder
 from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.plan import Plan
 from chairlift.scheduler.scheduler import Scheduler
@@ -35,6 +36,7 @@ class StepRecorder:
         prefixes: PrefixCache,
         swap: Swap[Sequence],
         grammars: Grammars,
+        images: ImageEncoder,
     ) -> None:
         self.current = StepStats()
         self._limits = limits
@@ -44,6 +46,7 @@ class StepRecorder:
         self._prefixes = prefixes
         self._swap = swap
         self._grammars = grammars
+        self._images = images
 
     def begin(self, plan: Plan) -> None:
         """Counts the cached tokens of a plan's new sequences. Call it before the plan is built."""
@@ -84,6 +87,9 @@ class StepRecorder:
         stats.swapped_bytes = {"memory": self._swap.nbytes, "disk": self._swap.disk_nbytes}
         self._prefixes.report(stats)
         stats.grammar_hits, stats.grammar_seconds = self._grammars.take_counts()
+        encoded = self._images.take_counts()
+        stats.image_queries, stats.image_hits = encoded.queries, encoded.hits
+        stats.image_seconds, stats.image_bytes = encoded.encoded, self._images.nbytes
         stats.total_columns = batch.total_columns
         stats.padded_columns = batch.total_columns - sum(offsets)
         stats.kv_reserved_bytes = batch.nbytes + self._prefill.nbytes

@@ -6,6 +6,7 @@ machine share; sizes are bytes. Import the messages from here. Runs in both proc
 import MLX.
 """
 
+from chairlift.engine.messages.images import Array, ImagePrompt, ImageSource, PromptImage
 from chairlift.engine.messages.outputs import (
     MAX_TOP_LOGPROBS,
     FinishReason,
@@ -48,16 +49,20 @@ __all__ = [
     "Abort",
     "AdapterFailed",
     "AdapterLoaded",
+    "Array",
     "FinishReason",
     "FinishedChoice",
     "FromEngine",
     "Grammar",
+    "ImagePrompt",
+    "ImageSource",
     "LoadAdapter",
     "Loading",
     "ModelInfo",
     "OnProgress",
     "Pooling",
     "PrefillTimes",
+    "PromptImage",
     "PromptLogprobs",
     "Resumed",
     "SamplingParams",

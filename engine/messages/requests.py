@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from chairlift.engine.messages.images import PromptImage
 from chairlift.engine.messages.outputs import FinishReason
 
 # The pooling of a prompt's last hidden states into one vector: their mean, or the last one.
@@ -119,6 +120,7 @@ class Submit(msgspec.Struct, tag=True, frozen=True):
             of the k most likely tokens at its position.
         pooling: asks for the model's last hidden states of the prompt, pooled into one vector.
         prediction: tokens that the output is expected to have, or most of them.
+        images: the images of the prompt, in the order of their places.
     """
 
     request_id: str
@@ -134,6 +136,7 @@ class Submit(msgspec.Struct, tag=True, frozen=True):
     pooling: Pooling | None = None
     adapter: str = ""
     prediction: list[int] = []
+    images: tuple[PromptImage, ...] = ()
 
 
 class Abort(msgspec.Struct, tag=True, frozen=True):

@@ -48,6 +48,8 @@ class ModelInfo(msgspec.Struct, tag=True, frozen=True):
         advice: one line about each thing that would make this machine faster.
         kv_bits, kv_group_size: of a quantized KV cache; None if it is not quantized.
         speculates: tokens of every request are proposed (``EngineConfig.speculative``).
+        vision_type: the type of a model that takes images (``vision.families``); None: it takes
+            none.
         hidden_size: numbers of a last hidden state; None if the model does not expose them.
     """
 
@@ -69,6 +71,7 @@ class ModelInfo(msgspec.Struct, tag=True, frozen=True):
     advice: tuple[str, ...] = ()
     replicas: int = 1
     speculates: bool = False
+    vision_type: str | None = None
 
     @property
     def max_choices(self) -> int:

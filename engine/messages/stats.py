@@ -35,9 +35,9 @@ class StepStats(msgspec.Struct):
 
     Attributes:
         duration: seconds.
-        phases: seconds by phase: "schedule", "launch" (building and dispatching the graph), "wait"
-            (for the device), "mask" (which tokens constrained rows may choose), "output" (reading
-            tokens and finishing choices).
+        phases: seconds by phase: "schedule", "encode" (images, between two steps), "launch"
+            (building and dispatching the graph), "wait" (for the device), "mask" (which tokens
+            constrained rows may choose), "output" (reading tokens and finishing choices).
         rows: computed rows.
         running, waiting: choices.
         adapters_running: those of ``running`` that have a LoRA adapter.
@@ -75,6 +75,10 @@ class StepStats(msgspec.Struct):
         memory_active, memory_peak, memory_cache: MLX's memory in bytes.
         grammar_hits: grammars of new requests that were compiled already.
         grammar_seconds: the compile time of each other grammar.
+        image_queries: images of new requests.
+        image_hits: those of ``image_queries`` that need no encoding.
+        image_seconds: the time of encoding each other image.
+        image_bytes: memory of the embeddings of images.
         output_tokens: tokens of the choices' outputs.
         first_token_latencies: seconds from arrival to the first token, for each choice that got its
             first token in this step.
@@ -119,6 +123,10 @@ class StepStats(msgspec.Struct):
     memory_cache: int = 0
     grammar_hits: int = 0
     grammar_seconds: list[float] = []
+    image_queries: int = 0
+    image_hits: int = 0
+    image_seconds: list[float] = []
+    image_bytes: int = 0
     output_tokens: int = 0
     first_token_latencies: list[float] = []
     inter_token_latencies: list[float] = []

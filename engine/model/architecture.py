@@ -10,21 +10,30 @@ import mlx_lm.models
 from mlx_lm.utils import MODEL_REMAPPING, _get_classes
 
 from chairlift.engine.errors import UnsupportedModel
+from chairlift.engine.model.vision.families import is_installed, vision_type
 
 # Names that an error suggests at most.
 _NEAREST = 3
 
 
-def check_architecture(path: Path, config: dict[str, Any]) -> None:
+def served_vision_type(config: dict[str, Any], text_only: bool) -> str | None:
+    """The type of a model that is served with images; None if it is served without."""
+    return vision_type(config) if is_installed() and not text_only else None
+
+
+def check_architecture(path: Path, config: dict[str, Any], text_only: bool = False) -> None:
     """Checks a configuration's ``model_type``.
 
     Args:
         path: the model's directory, for the error.
+        text_only: a model that sees is served without images, by mlx-lm.
 
     Raises:
         UnsupportedModel: mlx-lm has no such architecture; the message names the nearest.
     """
     if config.get("model_file") is not None:  # the folder has its own code; see ``load_model``
+        return
+    if served_vision_type(config, text_only) is not None:
         return
     try:
         _get_classes(config)
@@ -35,6 +44,10 @@ def check_architecture(path: Path, config: dict[str, Any]) -> None:
         if name in known:
             cause = " ".join(str(error.__cause__ or error).split())
             raise UnsupportedModel(f"{path}: {name} cannot be imported: {cause}") from error
+        if vision_type(config) is not None and not text_only:
+            raise UnsupportedModel(
+                f"{path}: {name} needs the extra: pip install 'chairlift[vision]'"
+            ) from error
         nearest = difflib.get_close_matches(name, known, _NEAREST)
         hint = f"; the nearest known: {', '.join(nearest)}" if nearest else ""
         raise UnsupportedModel(

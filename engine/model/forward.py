@@ -17,6 +17,8 @@ from chairlift.cache.packed import BatchStep, packed
 from chairlift.engine.model.drafted import DraftedBand
 from chairlift.engine.model.head import Head
 from chairlift.engine.model.lora_routing import Routing, Run, Slot
+from chairlift.engine.model.vision.prompt_images import PromptImages
+from chairlift.engine.model.vision.token_inputs import TokenInputs, row_inputs
 
 
 class Chunk(NamedTuple):
@@ -29,6 +31,7 @@ class Chunk(NamedTuple):
         scored: the logits of this many first tokens are needed as well, for prompt logprobs.
         pooled: the hidden states of all tokens are needed.
         adapter: the slot of its adapter.
+        images: the images of its prompt; None if it has none.
     """
 
     cache: Cache
@@ -37,6 +40,13 @@ class Chunk(NamedTuple):
     scored: int = 0
     pooled: bool = False
     adapter: Slot = None
+    images: PromptImages | None = None
+
+    def inputs(self, count: int, padded: int) -> TokenInputs:
+        """What the next ``count`` tokens of the cache bring, padded to ``padded`` tokens."""
+        if self.images is None:
+            return TokenInputs(padded)
+        return self.images.inputs(self.cache.offsets[0], count, padded)
 
 
 class Outcome(NamedTuple):
@@ -143,6 +153,10 @@ class Forward:
         self._multiple = multiple
         self._max_pairs = max_pairs
         self._chained = chained
+        # What tokens bring besides their ids; only models that see take it.
+        self._given: Callable[[Seq[TokenInputs]], AbstractContextManager[None]] = getattr(
+            model, "given", lambda inputs: nullcontext()
+        )
 
     @property
     def selects_positions(self) -> bool:
@@ -156,6 +170,7 @@ class Forward:
         chunks: Seq[Chunk],
         adapters: Seq[Slot] = (),
         drafted: Seq[DraftedBand] = (),
+        shifts: Seq[int] = (),
     ) -> Outcome:
         """Computes the next logits of all rows and chunks.
 
@@ -166,22 +181,31 @@ class Forward:
             chunks: the next tokens of prompts.
             adapters: the slot of each row's adapter; empty if no row has one.
             drafted: the rows of each band that is not empty, if any of them has a draft.
+            shifts: what images add to each row's position; empty if nothing.
         """
         bands = cast("list[BatchCache]", [band for band in bands if len(band)])
         if self.packs and (chunks or drafted or len(bands) > 1):
-            return self._packed_call(bands, tokens, chunks, adapters, drafted)
+            return self._packed_call(bands, tokens, chunks, adapters, drafted, shifts)
         logits = []
         scored: dict[int, mx.array] = {}
         hidden: dict[int, mx.array] = {}
         start = 0
         last: mx.array | None = None
         for drafting in drafted:
-            logits.append(drafting.call(self._model, self.routing, partial(self._after, last)))
+            rows = slice(start, start + len(drafting.rows))
+            start = rows.stop
+            length = max(drafting.counts)
+            with self._given([TokenInputs(length, shift) for shift in shifts[rows]]):
+                logits.append(drafting.call(self._model, self.routing, partial(self._after, last)))
             last = logits[-1]
         for band in () if drafted else bands:
             rows = slice(start, start + len(band))
             fed, start = tokens[rows, None], rows.stop
-            with band.step(1), self.routing.of([Run(slot, 1) for slot in adapters[rows]]):
+            with (
+                band.step(1),
+                self.routing.of([Run(slot, 1) for slot in adapters[rows]]),
+                self._given([TokenInputs(1, shift) for shift in shifts[rows]]),
+            ):
                 logits.append(self._model(self._after(last, fed), cache=band.layers)[:, -1])
             last = logits[-1]
         for number, chunk in enumerate(chunks):
@@ -229,6 +253,7 @@ class Forward:
             positions = mx.array(numbers, mx.int32)
             run = Run(chunk.adapter, len(part))
             with (
+                self._given([chunk.inputs(len(part), len(part))]),
                 cache.step(len(part)),
                 self._select(positions, axis=1) as seen,
                 self.routing.of([run]),
@@ -259,6 +284,7 @@ class Forward:
         chunks: Seq[Chunk],
         adapters: Seq[Slot],
         drafted: Seq[DraftedBand],
+        shifts: Seq[int],
     ) -> Outcome:
         lengths = [self._padded(chunk) for chunk in chunks]
         tokens_of = packed_tokens(tokens.shape[0], chunks, lengths)
@@ -272,7 +298,10 @@ class Forward:
         for chunk, step in zip(chunks, lengths, strict=True):
             cache = cast(BatchCache, chunk.cache)
             steps.append(BatchStep(cache, [step], [len(chunk.tokens)], cache.step))
-        with packed(steps) as layers, self.routing.of(runs):
+        counts = [count for band in drafted for count in band.counts] or [1] * tokens.shape[0]
+        inputs = row_inputs(counts, shifts)
+        inputs += [c.inputs(len(c.tokens), step) for c, step in zip(chunks, lengths, strict=True)]
+        with packed(steps) as layers, self.routing.of(runs), self._given(inputs):
             return self._packed_outcome(tokens, tokens_of, chunks, layers)
 
     def _packed_outcome(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -24,7 +25,11 @@ from chairlift.engine.hub.gguf.model import build_model, is_quantized, own_dtype
 from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.messages import Loading, OnProgress, silent
 from chairlift.engine.model.adapters import adapt
-from chairlift.engine.model.architecture import check_architecture
+from chairlift.engine.model.architecture import check_architecture, served_vision_type
+from chairlift.engine.model.vision.families import is_installed, vision_type
+from chairlift.engine.model.vision.loading import load_vision_model
+
+log = logging.getLogger(__name__)
 
 _DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 # The context in tokens is the first of these keys that a configuration has.
@@ -34,6 +39,7 @@ _QUANTIZATION_KEYS = ("quantization", "quantization_config")
 _READ_BYTES = 256 << 20
 # The same where a rank keeps a part of each weight, which is read as a whole.
 _READ_BYTES_OF_PARTS = 32 << 20
+_HINT = "; pip install 'chairlift[vision]' serves them"
 # With these RoPE scalings, a configuration contains the context before stretching.
 _STRETCHING = ("linear", "dynamic", "yarn")
 
@@ -64,6 +70,7 @@ def load_model(
     on_progress: OnProgress = silent,
     shard: Callable[[Module], None] | None = None,
     memory_part: float = 1.0,
+    text_only: bool = False,
 ) -> LoadedModel:
     """Loads the weights onto MLX's default device, and waits until they are there.
 
@@ -75,6 +82,7 @@ def load_model(
         on_progress: called while the weights are read.
         shard: keeps one rank's part of the model; called before safetensors files are read.
         memory_part: the part of the files that this device has to hold.
+        text_only: a model that sees is loaded without its part for images.
 
     Raises:
         ModelError: the model is missing, damaged or truncated.
@@ -97,7 +105,7 @@ def load_model(
             max_context = config["max_position_embeddings"]
             quantized = is_quantized(file)
         else:
-            model, config = _from_directory(source)
+            model, config = _from_directory(source, text_only)
             if target is not None:
                 _cast(model, target)
             if on_cpu and target == mx.float32:
@@ -131,9 +139,10 @@ def load_model(
     )
 
 
-def _from_directory(source: ModelSource) -> tuple[Module, dict[str, Any]]:
+def _from_directory(source: ModelSource, text_only: bool) -> tuple[Module, dict[str, Any]]:
     path = source.path
-    check_architecture(path, check_directory(path))
+    config = check_directory(path)
+    check_architecture(path, config, text_only)
     for shard in sorted(path.glob(WEIGHTS)):
         # NOTE: MLX reads lazily, and would notice a truncated file only within a step.
         try:
@@ -141,6 +150,10 @@ def _from_directory(source: ModelSource) -> tuple[Module, dict[str, Any]]:
                 pass
         except SafetensorError as error:
             raise ModelError(f"{shard}: damaged or truncated: {_first_line(error)}") from error
+    if (kind := served_vision_type(config, text_only)) is not None:
+        return load_vision_model(path, kind), config
+    if vision_type(config) is not None:
+        log.info("%s is served without images%s", path.name, "" if is_installed() else _HINT)
     model, config = load_directory(path, lazy=True, trust_remote_code=source.trust_remote_code)
     return model, config
 

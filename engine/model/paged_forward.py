@@ -65,6 +65,7 @@ class PagedForward(Forward):
         chunks: Seq[Chunk],
         adapters: Seq[Slot] = (),
         drafted: Seq[DraftedBand] = (),
+        shifts: Seq[int] = (),  # models that see have columns
     ) -> Outcome:
         rows = cast("list[PagedBatch]", [band for band in bands if len(band)])
         if not rows and not chunks:

@@ -9,7 +9,7 @@ from mlx_lm.utils import load_config
 from mlx_lm.utils import load_tokenizer as load_directory
 
 from chairlift.engine.errors import ModelError
-from chairlift.engine.hub.folder_check import check_tokenizer_files
+from chairlift.engine.hub.folder_check import check_tokenizer_files, read_object
 from chairlift.engine.hub.gguf.file import GGUFFile
 from chairlift.engine.hub.gguf.tokenizer import load_gguf_tokenizer
 from chairlift.engine.hub.source import ModelSource
@@ -46,6 +46,10 @@ def _from_directory(source: ModelSource, extra: Mapping[str, str]) -> TokenizerW
         ends = config.get("eos_token_id")
         if ends is None:
             ends = (config.get("text_config") or {}).get("eos_token_id")
+        # Only processors read this file, in which some models have their template.
+        legacy = source.path / "chat_template.json"
+        if not extra and legacy.exists():
+            extra = {"chat_template": read_object(legacy)["chat_template"]}
         settings = {**extra, "trust_remote_code": source.trust_remote_code}
         return load_directory(source.path, settings, eos_token_ids=ends)
     except Exception as error:  # transformers raises any of its parsers' exceptions

@@ -76,6 +76,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="run Python code that comes with the model",
     )
     add(
+        "--text-only",
+        action="store_true",
+        help="serve a model that sees without its part for images",
+    )
+    add(
         "--generation-config",
         type=generation_config,
         default="auto",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from chairlift.api.admission.keys import (
     read_keys,
 )
 from chairlift.api.cli.arguments.list_types import api_keys
-from chairlift.api.cli.flags import byte_size, port, positive_seconds
+from chairlift.api.cli.flags import byte_size, directory, port, positive_seconds
 from chairlift.api.settings import ServerSettings
 
 _DEFAULTS = ServerSettings()
@@ -76,6 +78,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="allow web pages from this origin to call the API; may be repeated; * allows any "
         "(default: none)",
     )
+    add(
+        "--allowed-media-domains",
+        action="append",
+        default=[],
+        metavar="HOST",
+        help="fetch images of requests from this host, if its address is public; may be repeated, "
+        "or several with commas (default: none)",
+    )
+    add(
+        "--allowed-local-media-path",
+        type=directory,
+        metavar="DIR",
+        help="read images of requests from below this folder, by file:/// URLs (default: none)",
+    )
     add("--no-ui", action="store_true", help="do not serve the status page at / or its events")
     add(
         "--metrics-port",
@@ -119,7 +135,24 @@ def network_settings(options: argparse.Namespace, limits: KeyLimits) -> dict[str
         "ssl_certfile": options.ssl_certfile,
         "ssl_keyfile": options.ssl_keyfile,
         "cors_origins": tuple(options.cors_origin),
+        "allowed_media_domains": media_domains(options.allowed_media_domains),
+        "allowed_local_media_path": options.allowed_local_media_path,
         "ui": not options.no_ui,
         "metrics_host": options.metrics_host,
         "metrics_port": options.metrics_port,
     }
+
+
+def media_domains(given: Sequence[str]) -> tuple[str, ...]:
+    """The hosts that images are fetched from.
+
+    Raises:
+        ValueError: one is no host's name.
+    """
+    domains = [name.strip() for names in given for name in names.split(",") if name.strip()]
+    for domain in domains:
+        if not re.fullmatch(r"[\w.-]+", domain):
+            raise ValueError(
+                f"--allowed-media-domains {domain!r} is no host's name like images.example.org"
+            )
+    return tuple(domains)

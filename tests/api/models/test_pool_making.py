@@ -34,7 +34,7 @@ def spec_of(model: Path, name: str | None = None, **fields: Any) -> ModelSpec:
 
 
 def pool_of(*specs: ModelSpec, memory: int | None = None) -> ModelPool:
-    tools = LoaderTools(Supervision(), Workers(), Recorder("1.2"), lambda reason: None)
+    tools = LoaderTools(Supervision(), Workers(), Workers(), Recorder("1.2"), lambda reason: None)
 
     async def make() -> ModelPool:
         return await make_pool(specs, ModelsMemory(memory), tools, Log())

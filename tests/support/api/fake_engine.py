@@ -273,7 +273,14 @@ def step_stats(latencies: Sequence[float] = (0.1,), finished: int = 1) -> StepSt
     choice = FinishedChoice("stop", 10, 5, 16, 1, 100.0, 101.0, 103.0, 107.0, 4)
     return StepStats(
         duration=0.5,
-        phases={"schedule": 0.1, "launch": 0.1, "wait": 0.2, "mask": 0.1, "output": 0.1},
+        phases={
+            "schedule": 0.1,
+            "encode": 0.1,
+            "launch": 0.1,
+            "wait": 0.2,
+            "mask": 0.1,
+            "output": 0.1,
+        },
         rows=4,
         running=3,
         waiting=2,
@@ -299,6 +306,10 @@ def step_stats(latencies: Sequence[float] = (0.1,), finished: int = 1) -> StepSt
         resumed={"memory": 3, "disk": 2, "recompute": 1},
         swapped_bytes={"memory": 70, "disk": 60},
         grammar_hits=1,
+        image_queries=2,
+        image_hits=1,
+        image_seconds=[0.1],
+        image_bytes=1000,
         rows_failed={"nonfinite_logits": 1},
         grammar_seconds=[0.1],
         total_columns=100,

@@ -13,6 +13,7 @@ FORMAT = {"type": "json_schema", "schema": SCHEMA}
 CACHED = {"type": "ephemeral", "ttl": "1h"}
 TEXT = {"type": "text", "text": "Hi"}
 USE = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
+IMAGE = {"type": "image", "source": {"type": "url", "url": "https://example.org/a.png"}}
 RESULT = {"type": "tool_result", "tool_use_id": "t", "content": "sunny"}
 ASKED = [USER, {"role": "assistant", "content": [USE]}]
 
@@ -213,8 +214,14 @@ FIELDS = [
                 ]
             },
         )
-        for kind in ("browser_state", "document", "image", "search_result", "tool_reference")
+        for kind in ("browser_state", "document", "search_result", "tool_reference")
     ),
+    refused(
+        "content.tool_result: image",
+        "image",
+        {"messages": [*ASKED, {"role": "user", "content": [{**RESULT, "content": [IMAGE]}]}]},
+    ),
+    refused("content: image", "image", _block(**IMAGE)),
     *(
         refused(f"content: {kind}", kind, _block(type=kind))
         for kind in (
@@ -225,7 +232,6 @@ FIELDS = [
             "container_upload",
             "document",
             "fallback",
-            "image",
             "mcp_tool_listing",
             "mcp_tool_result",
             "mcp_tool_use",

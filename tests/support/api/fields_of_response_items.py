@@ -29,8 +29,9 @@ ITEM_FIELDS = [
     ),
     *(
         refused(f"content: {kind}", kind, _items({"role": "user", "content": [{"type": kind}]}))
-        for kind in ("input_image", "input_file", "input_audio")
+        for kind in ("input_file", "input_audio")
     ),
+    refused("content: input_image", "input_image", _items({"role": "user", "content": [IMAGE]})),
     # Input items by their types.
     done("input: message", _items({"type": "message", "role": "developer", "content": "More"})),
     done(

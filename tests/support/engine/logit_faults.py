@@ -51,10 +51,11 @@ class Faults:
         chunks: Seq[Chunk],
         adapters: Seq[Slot] = (),
         drafted: Seq[DraftedBand] = (),
+        shifts: Seq[int] = (),
     ) -> Outcome:
         self.calls += 1
         self._fed.append(tokens)
-        outcome = self._forward(bands, tokens, chunks, adapters, drafted)
+        outcome = self._forward(bands, tokens, chunks, adapters, drafted, shifts)
         for row, sequence in enumerate(self._core.batch.rows):
             is_choice = (sequence.request_id, sequence.index) == self._choice
             if is_choice and sequence.generated == self._at:

@@ -1,0 +1,78 @@
+"""Decodes the bytes of an image, within limits. Runs in a worker process."""
+
+from __future__ import annotations
+
+import io
+import warnings
+
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from chairlift.engine.errors import RequestError
+
+# By the names that Pillow and media types have for them.
+FORMATS = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp", "GIF": "image/gif"}
+# An image of more pixels is refused before it is decoded: RGB takes three bytes for each, and
+# processors make float32 of it. A photograph of a good camera has about so many.
+MAX_PIXELS = 50_000_000
+# The longest side of an image with "detail": "low", as OpenAI has it.
+LOW_DETAIL = 512
+
+
+def decode(data: bytes, media_type: str | None, detail: str, name: str) -> Image.Image:
+    """An image as RGB, turned upright; of an animation the first frame.
+
+    Args:
+        data: PNG, JPEG, WebP or GIF.
+        media_type: the type that the client says it has; None if it says nothing.
+        detail: with "low", it is scaled down to LOW_DETAIL pixels.
+        name: what errors call it.
+
+    Raises:
+        RequestError: it is none of these formats, not the one that the client says, damaged, cut
+            short, empty, or too large.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return _decoded(data, media_type, detail, name)
+    except RequestError:
+        raise
+    except Image.DecompressionBombError as error:
+        raise RequestError(f"{name}: more than {MAX_PIXELS} pixels", "messages") from error
+    except Exception as error:  # Pillow's decoders raise exceptions of any type
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise RequestError(f"{name}: the image is damaged: {reason}", "messages") from error
+
+
+def _decoded(data: bytes, media_type: str | None, detail: str, name: str) -> Image.Image:
+    if not data:
+        raise RequestError(f"{name}: the image is empty", "messages")
+    try:
+        image = Image.open(io.BytesIO(data), formats=tuple(FORMATS))
+    except (UnidentifiedImageError, SyntaxError) as error:
+        known = ", ".join(FORMATS.values())
+        raise RequestError(f"{name}: not an image of type {known}", "messages") from error
+    with image:
+        actual = FORMATS[str(image.format)]
+        if media_type is not None and _usual(media_type) != actual:
+            raise RequestError(
+                f"{name}: the image is {actual}, but its type is said to be {media_type[:64]}",
+                "messages",
+            )
+        width, height = image.size
+        if not 0 < width * height <= MAX_PIXELS:
+            raise RequestError(
+                f"{name}: {width} x {height} pixels; an image has 1 to {MAX_PIXELS}", "messages"
+            )
+        if detail == "low":
+            image.draft("RGB", (LOW_DETAIL, LOW_DETAIL))
+        image.load()
+        upright = ImageOps.exif_transpose(image).convert("RGB")
+    if detail == "low":
+        upright.thumbnail((LOW_DETAIL, LOW_DETAIL), Image.Resampling.BICUBIC)
+    return upright
+
+
+def _usual(media_type: str) -> str:
+    media_type = media_type.strip().lower()
+    return "image/jpeg" if media_type == "image/jpg" else media_type

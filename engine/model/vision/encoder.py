@@ -1,0 +1,227 @@
+"""Computes the embeddings of images, one image at a time beside the steps, and keeps them."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+
+from chairlift.engine.messages import PromptImage
+from chairlift.engine.model.vision.model import VisionModel
+from chairlift.engine.model.vision.prompt_images import PromptImages
+
+# Seconds that the encoder may take between two steps without rows: as long as a step of them.
+IDLE_SECONDS = 0.1
+# How much a new measurement counts in the learned time of an embedding.
+_NEWEST = 0.3
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A request whose images are not all encoded yet; ``missing`` by digest."""
+
+    prompt: Sequence[int]
+    missing: dict[bytes, PromptImage]
+
+
+@dataclass(slots=True)
+class EncoderCounts:
+    """The encoder's work since the last step, for the metrics.
+
+    Attributes:
+        queries: images of new requests.
+        hits: those of them that need no encoding.
+        encoded: the seconds that each other image took.
+    """
+
+    queries: int = 0
+    hits: int = 0
+    encoded: list[float] = field(default_factory=list)
+
+
+class ImageEncoder:
+    """The images of all unfinished requests.
+
+    The images of a request are encoded while it waits in the queue. An image that a chunk needs and
+    that is not kept, for instance after a preemption, is encoded with the chunk.
+
+    Args:
+        model: computes the embeddings; None for a model that does not see.
+        budget: bytes of embeddings that are kept, those of waiting requests included. A request
+            whose images need more waits until no other request needs them.
+    """
+
+    def __init__(self, model: VisionModel | None, budget: int) -> None:
+        self._model = model
+        self._budget = budget
+        self._requests: dict[str, PromptImages] = {}
+        self._waiting: dict[str, _Waiting] = {}
+        # The digests that a request needs, from its encoding until its prompt is computed.
+        self._needed: dict[str, frozenset[bytes]] = {}
+        self._kept: OrderedDict[bytes, mx.array] = OrderedDict()
+        self._ready: set[str] = set()
+        self._failed: dict[str, Exception] = {}
+        self._seconds = 0.0
+        self._counts = EncoderCounts()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the embeddings that are kept."""
+        return sum(embeddings.nbytes for embeddings in self._kept.values())
+
+    def resize(self, budget: int) -> None:
+        """Sets the bytes of embeddings that are kept."""
+        self._budget = budget
+        self._trim()
+
+    def forget(self) -> None:
+        """Drops the embeddings that no request needs."""
+        budget, self._budget = self._budget, 0
+        self._trim()
+        self._budget = budget
+
+    def begin(self, request_id: str, prompt: Sequence[int], images: Sequence[PromptImage]) -> None:
+        """Registers a request's images.
+
+        Raises:
+            ValueError: the model does not see, or an image does not fit it.
+        """
+        if not images:
+            return
+        if self._model is None:
+            raise ValueError("this model takes no images")
+        shifts = self._model.shifts(prompt, images)
+        self._requests[request_id] = PromptImages(prompt, images, shifts, self.embeddings)
+
+    def await_images(
+        self, request_id: str, prompt: Sequence[int], images: Sequence[PromptImage], computed: int
+    ) -> None:
+        """Queues a request's images, except those in its first ``computed`` tokens."""
+        needed = {image.digest: image for image in images if image.places[-1] >= computed}
+        missing = {digest: each for digest, each in needed.items() if digest not in self._kept}
+        self._counts.queries += len(images)
+        self._counts.hits += len(images) - len(missing)
+        self._needed[request_id] = frozenset(needed)
+        if missing:
+            self._waiting[request_id] = _Waiting(prompt, missing)
+
+    def of(self, request_id: str) -> PromptImages | None:
+        """A request's images; None if it has none."""
+        return self._requests.get(request_id)
+
+    def __len__(self) -> int:
+        """The number of unfinished requests with images."""
+        return len(self._requests)
+
+    def is_awaited(self, request_id: str) -> bool:
+        """Whether a request waits for the encoder."""
+        return request_id in self._waiting
+
+    @property
+    def has_work(self) -> bool:
+        """Whether ``encode`` would encode an image."""
+        return self._next() is not None
+
+    @property
+    def has_news(self) -> bool:
+        """Whether ``take_done`` would return something."""
+        return bool(self._ready or self._failed)
+
+    def take_counts(self) -> EncoderCounts:
+        """The work since the last call."""
+        counts, self._counts = self._counts, EncoderCounts()
+        return counts
+
+    def take_done(self) -> tuple[set[str], dict[str, Exception]]:
+        """The requests that need not wait any longer, and the errors of those that failed."""
+        done, self._ready = self._ready, set()
+        failed, self._failed = self._failed, {}
+        return done, failed
+
+    def encode(self, seconds: float) -> None:
+        """Encodes at least one image, and further ones as long as that takes ``seconds`` at most.
+
+        A time is predicted from the number of embeddings.
+        """
+        end = time.monotonic() + seconds
+        while (found := self._next()) is not None:
+            request_id, image = found
+            try:
+                self.embeddings(image, self._waiting[request_id].prompt[image.span])
+            except Exception as error:  # a model file may raise anything
+                del self._waiting[request_id]
+                self._failed[request_id] = error
+            for waiting in self._waiting.values():
+                waiting.missing.pop(image.digest, None)
+            self._ready |= {name for name, each in self._waiting.items() if not each.missing}
+            self._waiting = {n: each for n, each in self._waiting.items() if each.missing}
+            following = self._next()
+            if following is None:
+                return
+            if time.monotonic() + self._seconds * len(following[1].places) > end:
+                return
+
+    def embeddings(self, image: PromptImage, own: Sequence[int]) -> mx.array:
+        """An image's embeddings, ``[places, hidden size]``; kept ones, or else computed now.
+
+        Args:
+            own: the tokens of its span of the prompt.
+
+        Raises:
+            ValueError: the model makes another number of embeddings than the image has places.
+        """
+        if (kept := self._kept.get(image.digest)) is not None:
+            self._kept.move_to_end(image.digest)
+            return kept
+        assert self._model is not None
+        start = time.monotonic()
+        embeddings = self._model.embeddings(image, own)
+        mx.eval(embeddings)
+        seconds = time.monotonic() - start
+        self._counts.encoded.append(seconds)
+        each = seconds / len(image.places)
+        self._seconds = each if not self._seconds else _mixed(self._seconds, each)
+        self._kept[image.digest] = embeddings
+        self._trim()
+        return embeddings
+
+    def computed(self, request_id: str) -> None:
+        """A request's prompt is computed: its embeddings may be dropped."""
+        self._needed.pop(request_id, None)
+        self._trim()
+
+    def drop(self, request_id: str) -> None:
+        """Forgets a request that has ended."""
+        self._requests.pop(request_id, None)
+        self._waiting.pop(request_id, None)
+        self._needed.pop(request_id, None)
+        self._ready.discard(request_id)
+        self._failed.pop(request_id, None)
+        self._trim()
+
+    def _next(self) -> tuple[str, PromptImage] | None:
+        """The next image, and the first request that waits for it; None if memory is full."""
+        for request_id, waiting in self._waiting.items():
+            others = self._needed.keys() - self._waiting.keys()
+            if self.nbytes >= self._budget and others:
+                return None
+            return request_id, next(iter(waiting.missing.values()))
+        return None
+
+    def _trim(self) -> None:
+        """Drops embeddings beyond the budget that no request needs, the oldest first."""
+        excess = self.nbytes - self._budget
+        if excess <= 0:
+            return
+        needed = frozenset[bytes]().union(*self._needed.values())
+        for digest in [digest for digest in self._kept if digest not in needed]:
+            excess -= self._kept.pop(digest).nbytes
+            if excess <= 0:
+                return
+
+
+def _mixed(known: float, new: float) -> float:
+    return (1 - _NEWEST) * known + _NEWEST * new

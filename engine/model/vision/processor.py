@@ -1,0 +1,156 @@
+"""Turns a text with images into token ids and arrays of pixels. Runs in a worker process."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from PIL import Image
+
+from chairlift.engine.errors import ModelError, RequestError
+from chairlift.engine.messages import Array, ImagePrompt, ImageSource, PromptImage
+from chairlift.engine.model.vision.decoding import decode
+from chairlift.engine.model.vision.families import Processing, processing_of
+
+# What processors return besides the arrays of images.
+_OF_TEXT = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
+_IMAGE_KEYS = ("image_token_id", "image_token_index")
+
+
+class Processor:
+    """The processor of one model.
+
+    Args:
+        processor: mlx-vlm's.
+        image_id: the token of which an image has one for each of its embeddings.
+        processing: how it is called.
+
+    Attributes:
+        mark: what stands for an image in a text.
+    """
+
+    def __init__(self, processor: Any, image_id: int, processing: Processing) -> None:
+        self._processor = processor
+        self._image_id = image_id
+        self._other_mark = processing.other_mark
+        self._settings = processing.settings
+        self.mark: str = processing.mark or processor.image_token
+
+    def prepare(self, text: str, images: Sequence[Image.Image]) -> ImagePrompt:
+        """The tokens of a text, in which each mark became the tokens of one image.
+
+        Raises:
+            RequestError: the text has another number of marks, or the processor refuses it.
+        """
+        marks = text.count(self.mark)
+        if self._other_mark is not None:
+            marks += text.count(self._other_mark)
+        if marks != len(images):
+            raise RequestError(
+                f"messages: the prompt has {marks} places for {len(images)} images; a text must "
+                f"not contain {self.mark!r}, and the model's chat template has to place each image",
+                "messages",
+            )
+        whole = self._processed(text, images)
+        tokens = _ids(whole)
+        places = [place for place, token in enumerate(tokens) if token == self._image_id]
+        prepared, start = [], 0
+        for image in images:
+            alone = whole if len(images) == 1 else self._processed(self.mark, [image])
+            arrays = {name: _array(v) for name, v in alone.items() if name not in _OF_TEXT}
+            stop = start + _ids(alone).count(self._image_id)
+            prepared.append(PromptImage(_digest(arrays), places[start:stop], arrays))
+            start = stop
+        if start != len(places) or not all(image.places for image in prepared):
+            raise RequestError(
+                f"messages: the model's processor makes {len(places)} image tokens of these "
+                f"images together and {start} of each alone",
+                "messages",
+            )
+        return ImagePrompt(tokens, tuple(prepared))
+
+    def _processed(self, text: str, images: Sequence[Image.Image]) -> dict[str, Any]:
+        try:
+            inputs = dict(self._processor(text=[text], images=list(images), **self._settings))
+            # The text is a rendered chat template, which has all special tokens.
+            if "add_special_tokens" not in self._settings:
+                added = len(self._processor.tokenizer("").input_ids)
+                inputs["input_ids"] = [_ids(inputs)[added:]]
+            return inputs
+        except Exception as error:  # it may raise anything
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            raise RequestError(
+                f"messages: the model's processor refuses the images: {reason}", "messages"
+            ) from error
+
+
+def load_processor(folder: str, model_type: str, trust_remote_code: bool) -> Processor:
+    """Loads the processor of a model in a folder.
+
+    Raises:
+        ModelError: it cannot be loaded, or its image token is unknown.
+    """
+    # NOTE: a worker shares the machine with the engine's device.
+    mx.set_default_device(mx.Device(mx.DeviceType.cpu))
+    try:
+        # NOTE: this first. It makes transformers load mlx-vlm's processors, which need no torch.
+        importlib.import_module(f"mlx_vlm.models.{model_type}")
+        from transformers import AutoProcessor
+
+        # NOTE: without this argument, mlx-vlm trusts the folder's code.
+        processor = AutoProcessor.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    except Exception as error:  # transformers raises any of its parsers' exceptions
+        reason = " ".join(str(error).split())[:300]
+        raise ModelError(f"{folder}: the image processor cannot be loaded: {reason}") from error
+    config = json.loads((Path(folder) / "config.json").read_bytes())
+    known = (config.get(key) for key in _IMAGE_KEYS)
+    image_id = next((each for each in known if type(each) is int), None)
+    # The processors of InternVL know it by the tokenizer.
+    image_id = getattr(processor, "img_context_token_id", image_id)
+    if image_id is None:
+        raise ModelError(f"{folder}/config.json: lacks 'image_token_id'")
+    return Processor(processor, image_id, processing_of(model_type))
+
+
+def mark_of(processor: Processor) -> str:
+    """What stands for an image in a text."""
+    return processor.mark
+
+
+def prepare(processor: Processor, text: str, sources: Sequence[ImageSource]) -> ImagePrompt:
+    """Decodes the images of a text and prepares them.
+
+    Raises:
+        RequestError: an image cannot be decoded; see ``decode`` and ``Processor.prepare``.
+    """
+    images = [
+        decode(source.data, source.media_type, source.detail, f"image {number}")
+        for number, source in enumerate(sources, 1)
+    ]
+    return processor.prepare(text, images)
+
+
+def _ids(inputs: dict[str, Any]) -> list[int]:
+    ids = np.asarray(inputs["input_ids"])
+    return [int(token) for token in (ids[0] if ids.ndim == 2 else ids)]
+
+
+def _array(value: Any) -> Array:
+    array = np.ascontiguousarray(np.asarray(value))
+    if array.dtype == object:
+        raise RequestError("messages: the images have no common size", "messages")
+    return Array(str(array.dtype), array.shape, array.tobytes())
+
+
+def _digest(arrays: dict[str, Array]) -> bytes:
+    digest = hashlib.sha256()
+    for name, array in sorted(arrays.items()):
+        digest.update(repr((name, array.dtype, array.shape)).encode())
+        digest.update(array.data)
+    return digest.digest()

@@ -1,0 +1,62 @@
+"""What the tokens of a model call bring besides their ids: embeddings and positions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+Positions = NDArray[np.int32]
+
+
+class TokenInputs(NamedTuple):
+    """Successive tokens of one sequence in a model call.
+
+    Attributes:
+        tokens: their number, including padding.
+        shift: their positions for the model, minus their places in the sequence: one number, or
+            ``[axes, n]`` for the first n tokens.
+        places: which of them are an image's.
+        embeddings: ``[places, hidden size]``, in place of these tokens' own; None without places.
+    """
+
+    tokens: int
+    shift: int | Positions = 0
+    places: Sequence[int] = ()
+    embeddings: mx.array | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether these are a text's tokens at their own positions."""
+        return not self.places and isinstance(self.shift, int) and self.shift == 0
+
+
+def row_inputs(counts: Sequence[int], shifts: Sequence[int]) -> list[TokenInputs]:
+    """The inputs of rows with so many tokens; ``shifts`` is empty if all are 0."""
+    if not shifts:
+        return [TokenInputs(sum(counts))]
+    return [TokenInputs(*each) for each in zip(counts, shifts, strict=True)]
+
+
+def shifts_of(inputs: Sequence[TokenInputs], axes: int) -> Positions:
+    """The shifts of all tokens of a model call: ``[axes, tokens]``."""
+    shifts = np.zeros((axes, sum(each.tokens for each in inputs)), np.int32)
+    start = 0
+    for each in inputs:
+        length = each.tokens if isinstance(each.shift, int) else each.shift.shape[-1]
+        shifts[:, start : start + length] = each.shift
+        start += each.tokens
+    return shifts
+
+
+def places_of(inputs: Sequence[TokenInputs]) -> list[int]:
+    """Which tokens of a model call are an image's, in the order of their embeddings."""
+    places: list[int] = []
+    start = 0
+    for each in inputs:
+        places += [start + place for place in each.places]
+        start += each.tokens
+    return places

@@ -1,0 +1,285 @@
+"""Images through the clients of OpenAI and Anthropic, unmodified, from a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from anthropic import AsyncAnthropic
+from openai import AsyncOpenAI
+from support.api.server import Server, serving
+from support.vision.vision_dir import picture, vision_dir
+
+pytestmark = pytest.mark.system
+
+NAME = "sees"
+SVG = b'<svg xmlns="http://www.w3.org/2000/svg"/>'
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("sees")
+    model = vision_dir(folder, "qwen2_vl", seed=1)
+    with serving(folder, str(model), "--served-model-name", NAME) as server:
+        yield server
+
+
+@pytest.fixture
+async def client(server: Server) -> AsyncIterator[AsyncOpenAI]:
+    async with server.client() as client:
+        yield client
+
+
+@pytest.fixture
+async def claude(server: Server) -> AsyncIterator[AsyncAnthropic]:
+    async with AsyncAnthropic(base_url=server.url, api_key="-", max_retries=0) as client:
+        yield client
+
+
+def _url(file: bytes, media_type: str = "image/png") -> str:
+    return f"data:{media_type};base64,{base64.b64encode(file).decode()}"
+
+
+def _part(file: bytes, media_type: str = "image/png", **fields: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": _url(file, media_type), **fields}}
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+async def _chat(client: AsyncOpenAI, *content: dict[str, Any], **fields: Any) -> Any:
+    messages: Any = [{"role": "user", "content": list(content)}]
+    settings = {"model": NAME, "temperature": 0, "max_tokens": 12, **fields}
+    return await client.chat.completions.create(messages=messages, **settings)
+
+
+async def test_all_apis_show_the_model_the_same_image(
+    client: AsyncOpenAI, claude: AsyncAnthropic
+) -> None:
+    file = picture(1)
+    chat = await _chat(client, _part(file), _text("What?"))
+    response = await client.responses.create(
+        model=NAME,
+        input=[
+            {
+                "role": "user",
+                "content": [
+                    {"type": "input_image", "image_url": _url(file), "detail": "auto"},
+                    {"type": "input_text", "text": "What?"},
+                ],
+            }
+        ],
+        temperature=0,
+        max_output_tokens=12,
+    )
+    data = base64.b64encode(file).decode()
+    source: Any = {"type": "base64", "media_type": "image/png", "data": data}
+    content: Any = [{"type": "image", "source": source}, _text("What?")]
+    message = await claude.messages.create(
+        model=NAME,
+        messages=[{"role": "user", "content": content}],
+        extra_body={"temperature": 0},
+        max_tokens=12,
+    )
+    text = chat.choices[0].message.content
+    assert text
+    assert response.output_text == text
+    assert [block.text for block in message.content if block.type == "text"] == [text]
+    other = await _chat(client, _part(picture(2)), _text("What?"))
+    assert other.choices[0].message.content != text
+    counted = await claude.messages.count_tokens(
+        model=NAME, messages=[{"role": "user", "content": content}]
+    )
+    # 40 x 24 pixels are 5 x 3 merged patches of 8 x 8.
+    plain = await _chat(client, _text("What?"))
+    assert counted.input_tokens == chat.usage.prompt_tokens == plain.usage.prompt_tokens + 15 + 2
+    assert response.usage is not None
+    assert response.usage.input_tokens == chat.usage.prompt_tokens
+
+
+async def test_the_next_turn_computes_neither_image_nor_prompt_again(
+    server: Server, client: AsyncOpenAI
+) -> None:
+    first = await _chat(client, _part(picture(11)), _text("Describe this at some length."))
+    before = server.metrics().total("chairlift_image_encode_seconds_count")
+    messages: Any = [
+        {"role": "user", "content": [_part(picture(11)), _text("Describe this at some length.")]},
+        {"role": "assistant", "content": "It is grey."},
+        {"role": "user", "content": [_text("And this? "), _part(picture(12))]},
+    ]
+    settings: Any = {"model": NAME, "temperature": 0, "max_tokens": 4}
+    second = await client.chat.completions.create(messages=messages, **settings)
+    cached = second.usage.prompt_tokens_details.cached_tokens
+    assert cached >= first.usage.prompt_tokens
+    metrics = server.metrics()
+    assert metrics.total("chairlift_image_encode_seconds_count") == before + 1
+    assert metrics.total("vllm:mm_cache_queries_total") >= 3
+    assert metrics.total("vllm:mm_cache_hits_total") >= 1
+
+
+async def test_a_stored_response_keeps_its_images(client: AsyncOpenAI) -> None:
+    question: Any = [
+        {
+            "role": "user",
+            "content": [
+                {"type": "input_image", "image_url": _url(picture(3)), "detail": "low"},
+                {"type": "input_text", "text": "What?"},
+            ],
+        }
+    ]
+    settings: Any = {"model": NAME, "temperature": 0, "max_output_tokens": 8}
+    first = await client.responses.create(input=question, **settings)
+    then = await client.responses.create(input="And?", previous_response_id=first.id, **settings)
+    whole = [*question, {"role": "assistant", "content": first.output_text}]
+    again = await client.responses.create(
+        input=[*whole, {"role": "user", "content": "And?"}], **settings
+    )
+    assert then.output_text == again.output_text
+    assert then.usage.input_tokens == again.usage.input_tokens
+
+
+async def test_tool_results_may_be_images(claude: AsyncAnthropic, client: AsyncOpenAI) -> None:
+    image = {"type": "base64", "media_type": "image/png", "data": _url(picture(5))[22:]}
+    asked: Any = [
+        {"role": "user", "content": "Look"},
+        {
+            "role": "assistant",
+            "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {}}],
+        },
+        {
+            "role": "user",
+            "content": [
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "t",
+                    "content": [
+                        {"type": "text", "text": "here"},
+                        {"type": "image", "source": image},
+                    ],
+                }
+            ],
+        },
+    ]
+    reply = await claude.messages.create(model=NAME, messages=asked, max_tokens=4)
+    # Anthropic's count leaves out what is cached.
+    count = reply.usage.input_tokens + (reply.usage.cache_read_input_tokens or 0)
+    assert count > 40
+    output: Any = [
+        {"role": "user", "content": "Look"},
+        {"type": "function_call", "call_id": "t", "name": "f", "arguments": "{}"},
+        {
+            "type": "function_call_output",
+            "call_id": "t",
+            "output": [
+                {"type": "input_text", "text": "here"},
+                {"type": "input_image", "image_url": _url(picture(5))},
+            ],
+        },
+    ]
+    response = await client.responses.create(model=NAME, input=output, max_output_tokens=4)
+    assert response.usage is not None
+    assert response.usage.input_tokens == count
+
+
+async def test_streams_with_and_without_images_in_one_batch(client: AsyncOpenAI) -> None:
+    def contents(number: int) -> list[dict[str, Any]]:
+        images = [_part(picture(20 + i)) for i in range(number % 3)]
+        return [*images, _text(f"Question {number}?")]
+
+    alone = [(await _chat(client, *contents(i))).choices[0].message.content for i in range(9)]
+
+    async def streamed(number: int) -> str:
+        stream = await _chat(client, *contents(number), stream=True)
+        return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+    assert await asyncio.gather(*map(streamed, range(9))) == alone
+
+
+HOSTILE = {
+    "svg": (_part(SVG, "image/svg+xml"), "not an image"),
+    "svg as png": (_part(SVG), "not an image"),
+    "another type": (_part(picture(1, kind="JPEG")), "said to be image/png"),
+    "cut short": (_part(picture(1)[:400]), "damaged"),
+    "empty": (_part(b""), "empty"),
+    "no base64": ({"type": "image_url", "image_url": {"url": "data:image/png,abc"}}, "base64"),
+    "broken base64": (
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,a*b"}},
+        "damaged",
+    ),
+    "another scheme": (
+        {"type": "image_url", "image_url": {"url": "ftp://host/a.png"}},
+        "must begin",
+    ),
+    "a host": ({"type": "image_url", "image_url": {"url": "http://127.0.0.1/a.png"}}, "image 1"),
+    "a file": ({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}, "image 1"),
+    "no url": ({"type": "image_url", "image_url": {}}, "image_url"),
+    "detail": (_part(picture(1), detail="fine"), "detail"),
+    "a mark": (_text("<|image_pad|>"), "2 places for 1 images"),
+    "thin": (_part(picture(1, 2000, 2)), "refuses the images"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_hostile_images_get_a_400(client: AsyncOpenAI, name: str) -> None:
+    part, reason = HOSTILE[name]
+    parts = [part, _part(picture(1))] if name == "a mark" else [part]
+    with pytest.raises(openai.BadRequestError, match=reason):
+        await _chat(client, *parts, _text("What?"))
+    assert (await _chat(client, _part(picture(1)), _text("What?"))).choices
+
+
+async def test_too_many_images_get_a_400(client: AsyncOpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="at most 64 images"):
+        await _chat(client, *[_part(picture(1))] * 65)
+
+
+async def test_only_users_and_tools_show_images(client: AsyncOpenAI) -> None:
+    messages: Any = [{"role": "system", "content": [_part(picture(1))]}]
+    with pytest.raises(openai.BadRequestError, match="system must not contain images"):
+        await client.chat.completions.create(model=NAME, messages=messages)
+
+
+def test_images_from_files_below_a_folder(tmp_path: Path) -> None:
+    model = vision_dir(tmp_path, "qwen2_vl")
+    folder = tmp_path / "images"
+    folder.mkdir()
+    (folder / "a.png").write_bytes(picture(1))
+    arguments = ("--served-model-name", NAME, "--allowed-local-media-path", str(folder))
+    with serving(tmp_path, str(model), *arguments) as server:
+
+        async def ask() -> None:
+            async with server.client() as client:
+                replies = [
+                    await _chat(client, part, _text("What?"))
+                    for part in (
+                        {"type": "image_url", "image_url": {"url": f"{folder.as_uri()}/a.png"}},
+                        _part(picture(1)),
+                    )
+                ]
+                texts = [reply.choices[0].message.content for reply in replies]
+                assert texts[0] == texts[1]
+                elsewhere = {"url": f"{model.as_uri()}/config.json"}
+                with pytest.raises(openai.BadRequestError, match="not below"):
+                    await _chat(client, {"type": "image_url", "image_url": elsewhere})
+
+        asyncio.run(ask())
+
+
+def test_text_only_serves_without_images(tmp_path: Path) -> None:
+    model = vision_dir(tmp_path, "qwen2_vl")
+    arguments = ("--served-model-name", NAME, "--text-only")
+    with serving(tmp_path, str(model), *arguments) as server:
+
+        async def ask() -> None:
+            async with server.client() as client:
+                assert (await _chat(client, _text("Hi"))).choices
+                with pytest.raises(openai.BadRequestError, match="takes no images"):
+                    await _chat(client, _part(picture(1)))
+
+        asyncio.run(ask())

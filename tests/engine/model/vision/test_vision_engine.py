@@ -1,0 +1,251 @@
+"""Models that see, in the engine: batched tokens are those that mlx-vlm generates alone."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from support.engine.bench import Bench
+from support.vision.tiny_vision import (
+    CONFIGS,
+    ImageMaker,
+    solo_logprobs,
+    solo_tokens,
+    vision_model,
+    vlm_model,
+)
+
+from chairlift.engine.messages import Abort, PromptImage, Resumed
+from chairlift.engine.model import attention
+from chairlift.engine.model.probe import probe
+from chairlift.engine.model.vision.model import VisionModel
+from chairlift.engine.speculation.proposal import PredictionProposer
+
+Prompt = tuple[list[int], tuple[PromptImage, ...]]
+
+
+@cache
+def _model(model_type: str) -> VisionModel:
+    model = vision_model(model_type, seed=3)
+    attention.install(model)
+    return model
+
+
+def _prompts(model_type: str, count: int, seed: int = 1) -> list[Prompt]:
+    """Prompts with 0 to 3 images, some at the beginning, some of which return."""
+    maker, drawn = ImageMaker(model_type), random.Random(seed)
+    return [
+        maker.prompt(
+            seed * 100 + number,
+            [drawn.choice([0, 1, 4, 20])] * (number % 4) + [drawn.choice([1, 3, 30])],
+            repeat=drawn.randrange(4),
+        )
+        for number in range(count)
+    ]
+
+
+def _solo(model_type: str, prompt: Prompt, count: int) -> list[int]:
+    return solo_tokens(vlm_model(model_type, seed=3), *prompt, count)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", CONFIGS)
+def test_batched_tokens_are_those_of_mlx_vlm_alone(model_type: str) -> None:
+    """Requests arrive while others run; prompts take several chunks, and some leave early."""
+    prompts = _prompts(model_type, 12)
+    counts = [random.Random(i).randrange(1, 25) for i in range(12)]
+    expected = [_solo(model_type, p, n) for p, n in zip(prompts, counts, strict=True)]
+    bench = Bench(_model(model_type), tokens=24, prefix=1 << 24, bands=2)
+    for i, ((prompt, images), count) in enumerate(zip(prompts, counts, strict=True)):
+        bench.submit(str(i), prompt, count, reading={"images": images})
+        for _ in range(i % 4):
+            bench.step()
+        if i % 5 == 4:
+            bench.submit(f"leaves {i}", prompt, 50, reading={"images": images})
+            bench.step()
+            bench.core.abort(Abort(f"leaves {i}"))
+    bench.drain()
+    assert [bench.tokens(str(i)) for i in range(12)] == expected
+    assert not len(bench.core.images)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", CONFIGS)
+def test_logprobs_are_those_of_mlx_vlm(model_type: str) -> None:
+    prompt, images = ImageMaker(model_type).prompt(7, [5, 9, 4])
+    bench = Bench(_model(model_type), tokens=16)
+    bench.submit("beside", _prompts(model_type, 1, seed=9)[0][0], 20)
+    bench.step()
+    bench.submit("0", prompt, 6, reading={"images": images}, logprobs=0)
+    bench.drain()
+    chosen = [each.logprob for output in bench.outputs["0", 0] for each in output.logprobs or []]
+    expected = solo_logprobs(vlm_model(model_type, seed=3), prompt, images, bench.tokens("0"))
+    assert len(chosen) == 6
+    assert mx.allclose(mx.array(chosen), mx.array(expected), atol=1e-3).item()
+
+
+@pytest.mark.parametrize("model_type", ["llava", "qwen2_vl"])
+def test_images_change_the_tokens(model_type: str) -> None:
+    maker, bench = ImageMaker(model_type), Bench(_model(model_type), prefix=1 << 24)
+    for i in range(4):
+        # The same text, and images of the same size.
+        prompt, images = maker.prompt(1, [5, 5])
+        other = maker.image(i)[1]
+        places = images[0].places[: len(other.places)]
+        if model_type == "qwen2_vl":
+            prompt, images = maker.sized_prompt(1, i)
+        else:
+            images = (PromptImage(other.digest, places, other.arrays),)
+        bench.submit(str(i), prompt, 12, reading={"images": images})
+        bench.drain()
+    assert len({tuple(bench.tokens(str(i))) for i in range(4)}) == 4
+
+
+def test_a_cached_prefix_needs_neither_prompt_nor_image() -> None:
+    bench = Bench(_model("qwen2_vl"), prefix=1 << 24)
+    prompt, images = ImageMaker("qwen2_vl").prompt(5, [6, 7, 5])
+    bench.submit("first", prompt, 5, reading={"images": images})
+    bench.drain()
+    assert sum(len(stats.image_seconds) for stats in bench.stats) == 2
+    bench.core.images.forget()
+    steps = len(bench.stats)
+    bench.submit("second", [*prompt, *bench.tokens("first"), 5, 6], 5, reading={"images": images})
+    bench.drain()
+    later = bench.stats[steps:]
+    assert sum(len(stats.image_seconds) for stats in later) == 0
+    assert sum(stats.image_hits for stats in later) == sum(s.image_queries for s in later) == 2
+    assert sum(stats.prefix_hits for stats in later) >= len(prompt)
+    longer = [*prompt, *bench.tokens("first"), 5, 6]
+    assert bench.tokens("second") == _solo("qwen2_vl", (longer, images), 5)
+
+
+def test_prompts_share_nothing_from_another_image_on() -> None:
+    bench = Bench(_model("qwen2_vl"), prefix=1 << 24)
+    maker = ImageMaker("qwen2_vl")
+    prompts = [maker.sized_prompt(2, seed) for seed in range(3)]
+    assert len({tuple(prompt) for prompt, _ in prompts}) == 1
+    for i, (prompt, images) in enumerate(prompts):
+        bench.submit(str(i), prompt, 8, reading={"images": images})
+        bench.drain()
+        cached = bench.outputs[str(i), 0][0].cached_tokens
+        assert cached <= images[0].places[0]
+    assert [bench.tokens(str(i)) for i in range(3)] == [_solo("qwen2_vl", p, 8) for p in prompts]
+
+
+def test_an_image_is_encoded_once() -> None:
+    bench = Bench(_model("llava"))
+    maker = ImageMaker("llava")
+    for i in range(4):
+        prompt, images = maker.prompt(10 + i, [3 + i, 4], repeat=0)
+        bench.submit(str(i), prompt, 4, reading={"images": images})
+    bench.drain()
+    assert sum(len(stats.image_seconds) for stats in bench.stats) == 1
+    assert bench.stats[-1].image_bytes == 16 * 64 * 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model_type", "kv"), [("gemma3", 300), ("qwen2_vl", 600)])
+@pytest.mark.parametrize("swap", [0, 1 << 24])
+def test_preemption_changes_no_tokens(model_type: str, kv: int, swap: int) -> None:
+    model = _model(model_type)
+    prompts = _prompts(model_type, 6, seed=4)
+    expected = [_solo(model_type, prompt, 120) for prompt in prompts]
+    geometry = probe(model, "test").geometry
+    bench = Bench(model, kv=kv * geometry.bytes_per_token, swap=swap)
+    assert bench.core.limits.max_context > 120 + max(len(prompt) for prompt, _ in prompts)
+    bench.core.images.resize(1)  # every image that is needed again is encoded again
+    for i, (prompt, images) in enumerate(prompts):
+        bench.submit(str(i), prompt, 120, reading={"images": images})
+    bench.drain()
+    assert sum(stats.preemptions for stats in bench.stats) > 0
+    assert [bench.tokens(str(i)) for i in range(6)] == expected
+
+
+@pytest.mark.parametrize("model_type", ["llava", "qwen2_vl"])
+def test_another_engine_continues_a_request(model_type: str) -> None:
+    prompt = ImageMaker(model_type).prompt(3, [4, 6, 5])
+    expected = _solo(model_type, prompt, 12)
+    bench = Bench(_model(model_type), tokens=16)
+    resumed = (Resumed(0, expected[:5], 0, 0.0, 0.0, 0.0),)
+    bench.submit("0", prompt[0], 12, reading={"images": prompt[1], "resumed": resumed})
+    bench.drain()
+    assert bench.tokens("0") == expected[5:]
+
+
+def test_choices_share_their_images() -> None:
+    prompt, images = ImageMaker("qwen2_vl").prompt(8, [4, 6])
+    bench = Bench(_model("qwen2_vl"))
+    bench.submit("0", prompt, 10, n=3, reading={"images": images})
+    bench.drain()
+    expected = _solo("qwen2_vl", (prompt, images), 10)
+    assert [bench.tokens("0", index) for index in range(3)] == [expected] * 3
+
+
+@pytest.mark.parametrize("model_type", ["gemma3", "qwen2_vl"])
+def test_drafts_have_the_positions_of_their_rows(model_type: str) -> None:
+    prompts = _prompts(model_type, 5, seed=6)
+    expected = [_solo(model_type, prompt, 20) for prompt in prompts]
+    bench = Bench(
+        _model(model_type),
+        draft=6,
+        propose=lambda request: [PredictionProposer(request.prediction)],
+    )
+    for i, (prompt, images) in enumerate(prompts):
+        reading: dict[str, Any] = {"images": images, "prediction": expected[i]}
+        bench.submit(str(i), prompt, 20, reading=reading)
+        bench.step()
+    bench.drain()
+    assert [bench.tokens(str(i)) for i in range(5)] == expected
+    assert sum(stats.draft_tokens for stats in bench.stats) > 0
+
+
+def test_requests_beyond_the_budget_wait_for_others() -> None:
+    bench = Bench(_model("llava"))
+    bench.core.images.resize(1)
+    prompts = [ImageMaker("llava").prompt(20 + i, [3, 4, 5]) for i in range(4)]
+    for i, (prompt, images) in enumerate(prompts):
+        bench.submit(str(i), prompt, 6, reading={"images": images})
+    bench.drain()
+    assert [bench.tokens(str(i)) for i in range(4)] == [_solo("llava", p, 6) for p in prompts]
+    assert max(stats.image_bytes for stats in bench.stats) == 2 * 16 * 64 * 4
+    assert bench.core.images.nbytes == 0
+
+
+def test_a_model_that_fails_on_an_image_fails_only_its_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(_model("llava"))
+    good, bad = (ImageMaker("llava").prompt(30 + i, [3, 4]) for i in range(2))
+    embeddings = VisionModel.embeddings
+
+    def failing(self: VisionModel, image: PromptImage, own: list[int]) -> mx.array:
+        if image.digest == bad[1][0].digest:
+            raise ValueError("it does not fit")
+        return embeddings(self, image, own)
+
+    monkeypatch.setattr(VisionModel, "embeddings", failing)
+    for name, (prompt, images) in (("good", good), ("bad", bad)):
+        bench.submit(name, prompt, 6, reading={"images": images})
+    bench.drain()
+    assert bench.tokens("good") == _solo("llava", good, 6)
+    assert bench.outputs["bad", 0][-1].finish == "error"
+    assert not len(bench.core.images)
+
+
+def test_an_image_is_encoded_between_steps_of_running_rows() -> None:
+    bench = Bench(_model("llava"))
+    bench.submit("runs", [5, 6, 7], 60)
+    for _ in range(4):
+        bench.step()
+    prompts = [ImageMaker("llava").prompt(40 + i, [3, 4]) for i in range(3)]
+    for i, (prompt, images) in enumerate(prompts):
+        bench.submit(str(i), prompt, 4, reading={"images": images})
+    before = len(bench.stats)
+    bench.step()
+    assert len(bench.stats[before].image_seconds) >= 1
+    assert bench.stats[before].phases["encode"] > 0
+    bench.drain()
+    assert bench.tokens("runs") == _solo("llava", ([5, 6, 7], ()), 60)

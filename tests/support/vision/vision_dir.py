@@ -1,0 +1,248 @@
+"""Directories of tiny random models that see: weights, tokenizer, processor, chat template."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_flatten
+from PIL import Image
+from support.tiny import EOS_ID, SPECIALS, tiny_tokenizer
+from support.vision.tiny_vision import CONFIGS, vlm_model
+from tokenizers import AddedToken
+
+_HALF = [0.5, 0.5, 0.5]
+_TOKENS = [
+    "<image>",
+    "<fake_token_around_image>",
+    "<global-img>",
+    "<end_of_utterance>",
+    "<image_soft_token>",
+    "<start_of_image>",
+    "<end_of_image>",
+    "[IMG]",
+    "[IMG_BREAK]",
+    "[IMG_END]",
+    "<IMG_CONTEXT>",
+    "<img>",
+    "</img>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+]
+
+
+class ProcessorFiles(NamedTuple):
+    """What a family's processor reads.
+
+    Attributes:
+        image: preprocessor_config.json.
+        processor: processor_config.json.
+        token: the token of which an image has several.
+        mark: what a chat template writes for an image.
+    """
+
+    image: dict[str, Any]
+    processor: dict[str, Any]
+    token: str
+    mark: str
+
+
+_IDEFICS: dict[str, Any] = {
+    "size": {"longest_edge": 32},
+    "max_image_size": {"longest_edge": 16},
+    "do_image_splitting": True,
+    "image_mean": _HALF,
+    "image_std": _HALF,
+}
+_QWEN: dict[str, Any] = {
+    "image_processor_type": "Qwen2VLImageProcessor",
+    "patch_size": 4,
+    "merge_size": 2,
+    "temporal_patch_size": 2,
+    "min_pixels": 64,
+    "max_pixels": 1024,
+}
+_QWEN_MARK = "<|vision_start|><|image_pad|><|vision_end|>"
+
+PROCESSORS: dict[str, ProcessorFiles] = {
+    "gemma3": ProcessorFiles(
+        {
+            "image_processor_type": "Gemma3ImageProcessor",
+            "size": {"height": 16, "width": 16},
+            "image_mean": _HALF,
+            "image_std": _HALF,
+        },
+        {"processor_class": "Gemma3Processor", "image_seq_length": 4},
+        "<image_soft_token>",
+        "<start_of_image>",
+    ),
+    "llava": ProcessorFiles(
+        {
+            "image_processor_type": "CLIPImageProcessor",
+            "size": {"shortest_edge": 16},
+            "crop_size": {"height": 16, "width": 16},
+        },
+        {
+            "processor_class": "LlavaProcessor",
+            "image_token": "<image>",
+            "patch_size": 4,
+            "vision_feature_select_strategy": "default",
+            "num_additional_image_tokens": 1,
+        },
+        "<image>",
+        "<image>",
+    ),
+    "idefics3": ProcessorFiles(
+        {"image_processor_type": "Idefics3ImageProcessor", **_IDEFICS},
+        {"processor_class": "Idefics3Processor", "image_seq_len": 4},
+        "<image>",
+        "<image>",
+    ),
+    "smolvlm": ProcessorFiles(
+        {"image_processor_type": "SmolVLMImageProcessor", **_IDEFICS},
+        {"processor_class": "SmolVLMProcessor", "image_seq_len": 4},
+        "<image>",
+        "<image>",
+    ),
+    "pixtral": ProcessorFiles(
+        {
+            "image_processor_type": "PixtralImageProcessor",
+            "size": {"longest_edge": 16},
+            "patch_size": {"height": 4, "width": 4},
+        },
+        {
+            "processor_class": "PixtralProcessor",
+            "image_token": "[IMG]",
+            "image_break_token": "[IMG_BREAK]",
+            "image_end_token": "[IMG_END]",
+            "patch_size": 4,
+        },
+        "[IMG]",
+        "[IMG]",
+    ),
+    "mistral3": ProcessorFiles(
+        {
+            "image_processor_type": "PixtralImageProcessor",
+            "size": {"longest_edge": 16},
+            "patch_size": {"height": 4, "width": 4},
+        },
+        {
+            "processor_class": "PixtralProcessor",
+            "image_token": "[IMG]",
+            "image_break_token": "[IMG_BREAK]",
+            "image_end_token": "[IMG_END]",
+            "patch_size": 4,
+            "spatial_merge_size": 2,
+        },
+        "[IMG]",
+        "[IMG]",
+    ),
+    "qwen3_vl": ProcessorFiles(
+        {**_QWEN, "size": {"shortest_edge": 64, "longest_edge": 1024}},
+        {"processor_class": "Qwen3VLProcessor"},
+        "<|image_pad|>",
+        _QWEN_MARK,
+    ),
+    "qwen2_vl": ProcessorFiles(
+        _QWEN, {"processor_class": "Qwen2VLProcessor"}, "<|image_pad|>", _QWEN_MARK
+    ),
+    "qwen2_5_vl": ProcessorFiles(
+        _QWEN, {"processor_class": "Qwen2_5_VLProcessor"}, "<|image_pad|>", _QWEN_MARK
+    ),
+}
+PROCESSORS["internvl"] = ProcessorFiles(
+    {},
+    {"processor_class": "InternVLProcessor", "image_seq_length": 4},
+    "<IMG_CONTEXT>",
+    "<IMG_CONTEXT>",
+)
+PROCESSORS["internvl_chat"] = ProcessorFiles(
+    {}, {"processor_class": "InternVLChatProcessor"}, "<IMG_CONTEXT>", "<image>"
+)
+PROCESSORS["qwen3_vl_moe"] = PROCESSORS["qwen3_vl"]
+
+
+def vision_dir(
+    tmp_path: Path, model_type: str, *, seed: int = 0, template_takes_parts: bool = True
+) -> Path:
+    """Writes a directory of a tiny random model under ``tmp_path``."""
+    path = tmp_path / f"tiny-{model_type}"
+    path.mkdir(parents=True)
+    files = PROCESSORS[model_type]
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in _TOKENS])
+    ids = {token: tokenizer.token_to_id(token) for token in _TOKENS}
+    config: dict[str, Any] = {
+        "model_type": model_type,
+        **CONFIGS[model_type],
+        "eos_token_id": EOS_ID,
+        "image_token_id": ids[files.token],
+        "image_token_index": ids[files.token],
+    }
+    if model_type.startswith("qwen"):
+        config |= {
+            "vision_start_token_id": ids["<|vision_start|>"],
+            "vision_end_token_id": ids["<|vision_end|>"],
+            "video_token_id": ids["<|video_pad|>"],
+        }
+    _write(path / "config.json", config)
+    model = vlm_model(model_type, seed)
+    weights = dict(tree_flatten(model.parameters()))
+    mx.save_safetensors(str(path / "model.safetensors"), weights, metadata={"format": "mlx"})
+    tokenizer.save(str(path / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": SPECIALS[EOS_ID],
+        "pad_token": SPECIALS[EOS_ID],
+        "chat_template": chat_template(files.mark if template_takes_parts else None),
+        "clean_up_tokenization_spaces": False,
+    }
+    if model_type == "gemma3":
+        settings |= {
+            "image_token": "<image_soft_token>",
+            "boi_token": "<start_of_image>",
+            "eoi_token": "<end_of_image>",
+        }
+    _write(path / "tokenizer_config.json", settings)
+    name = {"processor_class": files.processor["processor_class"]}
+    _write(path / "preprocessor_config.json", {**files.image, **name})
+    _write(path / "processor_config.json", files.processor)
+    return path
+
+
+def chat_template(mark: str | None) -> str:
+    """A template that writes ``mark`` for each image; with None, one that takes texts only."""
+    content = "{{ message['content'] }}"
+    if mark is not None:
+        content = (
+            "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+            "{% for part in message['content'] %}"
+            "{% if part['type'] == 'image' %}" + mark + "{% else %}{{ part['text'] }}{% endif %}"
+            "{% endfor %}{% endif %}"
+        )
+    return (
+        "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+        + content
+        + "<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+
+
+def picture(
+    seed: int, width: int = 40, height: int = 24, kind: str = "PNG", **settings: Any
+) -> bytes:
+    """The file of a random picture."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3)).astype(np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, kind, **settings)
+    return file.getvalue()
+
+
+def _write(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value))
