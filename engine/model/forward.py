@@ -14,7 +14,7 @@ from chairlift.cache.batch import BatchCache
 from chairlift.cache.capacity import padded
 from chairlift.cache.kinds import Cache
 from chairlift.cache.packed import BatchStep, packed
-from chairlift.engine.model.drafted import DraftedBand
+from chairlift.engine.model.drafted import DraftedBand, row_runs
 from chairlift.engine.model.head import Head
 from chairlift.engine.model.lora_routing import Routing, Run, Slot
 from chairlift.engine.model.vision.prompt_images import PromptImages
@@ -109,13 +109,6 @@ def packed_tokens(rows: int, chunks: Seq[Chunk], lengths: Seq[int], tail: int = 
 def padded_positions(packed: PackedTokens, size: int) -> mx.array:
     """``packed.positions`` as ``[size]`` int32; the rest is 0."""
     return mx.array(packed.positions + [0] * (size - len(packed.positions)), mx.int32)
-
-
-def row_runs(tokens: int, adapters: Seq[Slot], drafted: Seq[DraftedBand]) -> list[Run]:
-    """The adapters of the rows' tokens, of which there are ``tokens``; see ``Forward``."""
-    if drafted:
-        return [run for band in drafted for run in band.runs]
-    return [Run(slot, 1) for slot in adapters] or [Run(None, tokens)]
 
 
 class Forward:

@@ -18,7 +18,7 @@ from chairlift.cache.pages.memory import PagedMemory
 from chairlift.cache.pages.page import doubled, page_count, step_size
 from chairlift.cache.pages.rows import table_widths
 from chairlift.engine.model.compiled import CompiledSteps
-from chairlift.engine.model.drafted import DraftedBand
+from chairlift.engine.model.drafted import DraftedBand, row_runs
 from chairlift.engine.model.forward import (
     Chunk,
     Forward,
@@ -26,7 +26,6 @@ from chairlift.engine.model.forward import (
     PackedTokens,
     packed_tokens,
     padded_positions,
-    row_runs,
 )
 from chairlift.engine.model.head import Head
 from chairlift.engine.model.lora_routing import Run, Slot
