@@ -66,9 +66,8 @@ class BatchCache:
         self.view = view
         self.layers = view(self._parts)
         self.offsets: list[int] = []
-        # Columns of padding after each row's last token, directly before its cursor. A row that has
-        # any can only be extracted and leave.
-        self._surplus: list[int] = []
+        # Columns of padding between each row's last token and its cursor: the row has to leave.
+        self.surplus: list[int] = []
         self._moves: list[mx.array] = []
         self.capacity = Capacity(0, 0)
 
@@ -120,14 +119,9 @@ class BatchCache:
         return self.capacity.columns * len(self)
 
     @property
-    def surplus(self) -> list[int]:
-        """The number of padding columns after each row's last token."""
-        return list(self._surplus)
-
-    @property
     def tokens(self) -> int:
         """Columns of the longest row, including the padding after its end."""
-        return max(map(add, self.offsets, self._surplus), default=0)
+        return max(map(add, self.offsets, self.surplus), default=0)
 
     def join(self, state: Snapshot | None = None, columns: int = 0) -> int:
         """Adds a row, empty or with the state of tokens ``[0, stop)``; returns its number.
@@ -139,7 +133,7 @@ class BatchCache:
         self.reserve(Capacity(len(self) + 1, max(columns, offset + 1)))
         row = len(self)
         self.offsets.append(0)
-        self._surplus.append(0)
+        self.surplus.append(0)
         for ring in self._rings.values():
             ring.cursors.append(0)
             ring.lengths.append(0)
@@ -147,6 +141,8 @@ class BatchCache:
             layer.join()
         if state is not None:
             self.restore(row, state)
+        for attention in self._attention:
+            attention.clear_left(row)
         return row
 
     def restore(self, row: int, state: Snapshot) -> None:
@@ -159,7 +155,7 @@ class BatchCache:
             raise ValueError(f"a row cannot go on from [{state.start}, {state.stop})")
         self.reserve(Capacity(len(self), state.stop + 1))
         self.offsets[row] = state.stop
-        self._surplus[row] = 0
+        self.surplus[row] = 0
         for ring in self._rings.values():
             ring.place(row, 0)
         for layer, piece in zip(self._parts, state.layers, strict=True):
@@ -188,7 +184,7 @@ class BatchCache:
             return True
         if not resumable(self.kinds, [self.extract(row).part(0, offset)]):
             return False
-        removed = self.offsets[row] + self._surplus[row] - offset
+        removed = self.offsets[row] + self.surplus[row] - offset
         for ring in self._rings.values():
             ring.rewind(row, removed)
         for layer in self._attention:
@@ -196,15 +192,15 @@ class BatchCache:
         for state in self._states:
             state.put(row, None)
         self.offsets[row] = offset
-        self._surplus[row] = 0
+        self.surplus[row] = 0
         return True
 
     def leave(self, rows: Collection[int], nonfinite: Collection[int] = ()) -> list[int]:
         """Removes rows; the last rows take the freed numbers, and no other row is touched.
 
         Attention multiplies masked columns by zero, which does not remove NaN or infinity. So
-        ``nonfinite`` rows are overwritten completely. In rows that become unused, only the newest
-        column is overwritten: a step that has not been read yet may have written such values there.
+        ``nonfinite`` rows are overwritten completely. A step that has not been read yet may have
+        written such values to others' newest columns: see ``LayerCache.clear_left``.
 
         Returns:
             The former number of each remaining row, in the new order.
@@ -217,13 +213,15 @@ class BatchCache:
             for row in nonfinite:
                 layer.clear(row)
             self._moves += layer.move(moves)
-            layer.clear_newest(len(order), len(self))
         for state in self._states:
             state.rearrange(order)
         self.offsets = [self.offsets[row] for row in order]
-        self._surplus = [self._surplus[row] for row in order]
+        self.surplus = [self.surplus[row] for row in order]
         for ring in self._rings.values():
             ring.arrange(order)
+        for layer in self._attention:
+            for _, row in moves:
+                layer.clear_left(row)
         return order
 
     def take_moves(self) -> list[mx.array]:
@@ -251,7 +249,7 @@ class BatchCache:
     def _extract(self, layer: Layer, row: int, tokens: int) -> LayerState | None:
         if not isinstance(layer, LayerCache):
             return layer.get(row)
-        ring, surplus = layer.ring, self._surplus[row]
+        ring, surplus = layer.ring, self.surplus[row]
         cached = min(tokens, ring.lengths[row] - surplus)
         return layer.get(row, ring.cursors[row] - surplus, cached) if cached else None
 
@@ -262,7 +260,7 @@ class BatchCache:
         ``real`` is the number of actual tokens of each row; the rest is padding after them. A row
         that took padding can afterwards only be extracted and leave.
         """
-        assert not any(self._surplus), "a row that has ended has to leave before the next step"
+        assert not any(self.surplus), "a row that has ended has to leave before the next step"
         real = [length] * len(self) if real is None else list(real)
         assert self.pads or all(new == length for new in real), "padding would enter a state"
         self.reserve(Capacity(len(self), self.tokens + length), step=length)
@@ -276,7 +274,7 @@ class BatchCache:
         for ring in self._rings.values():
             ring.advance(length)
         self.offsets = [old + new for old, new in zip(self.offsets, real, strict=True)]
-        self._surplus = [length - new for new in real]
+        self.surplus = [length - new for new in real]
 
     def settle(self, written: int, kept: Sequence[int]) -> None:
         """Removes the newest ``written`` columns, of which row ``r`` keeps the first ``kept[r]``.
@@ -287,9 +285,9 @@ class BatchCache:
             ring.settle(written, kept)
         for layer in self._attention:
             layer.settle()
-        rows = zip(self.offsets, self._surplus, kept, strict=True)
+        rows = zip(self.offsets, self.surplus, kept, strict=True)
         self.offsets = [offset + padding - written + keep for offset, padding, keep in rows]
-        self._surplus = [0] * len(self)
+        self.surplus = [0] * len(self)
 
     def forget(self, step: int) -> None:
         """Recovers the geometry after a step of ``step`` tokens has failed half way."""
@@ -309,11 +307,8 @@ class BatchCache:
         assert capacity.columns >= self.tokens, (capacity, self.tokens)
         self.capacity = capacity
         rings: list[tuple[Ring, Capacity]] = []
-        for window, ring in self._rings.items():
-            columns = ring.needed(capacity.columns, step)
-            if window is not None and ring.columns >= columns:
-                # Keep columns for a longer step: a prompt's last chunk is short, the next one long.
-                columns = min(ring.columns, capacity.columns)
+        for ring in self._rings.values():
+            columns = ring.allotted(capacity.columns, step)
             if (ring.rows, ring.columns) != (capacity.rows, columns):
                 rings.append((ring, Capacity(capacity.rows, columns)))
         # Shrink before growing, to bound the memory in use; see KVGeometry.moved.
@@ -331,12 +326,12 @@ class BatchCache:
     def reset(self) -> None:
         """Removes all rows and frees the memory."""
         for ring in self._rings.values():
-            ring.rows = ring.columns = 0
             ring.arrange([])
+            ring.resize(0, 0)
         for layer in self._parts:
             layer.reset()
         self.offsets = []
-        self._surplus = []
+        self.surplus = []
         self._moves = []
         self.capacity = Capacity(0, 0)
 
@@ -346,7 +341,7 @@ class BatchCache:
 
     def check_integrity(self) -> None:
         """Asserts the invariants between two steps."""
-        check_rings(self._rings, self.offsets, self._surplus)
+        check_rings(self._rings, self.offsets, self.surplus)
         for state in self._states:
             state.check_integrity(len(self))
         check_buffers(self._attention)

@@ -68,10 +68,10 @@ def resized(need: Capacity, now: Capacity) -> Capacity:
 
 def resize_order(now: Sequence[Capacity], then: Sequence[Capacity]) -> list[int]:
     """The order in which to resize several buffers: those that free memory first."""
-    sizes = [
-        (old.rows * old.columns, new.rows * new.columns) for old, new in zip(now, then, strict=True)
+    growth = [
+        new.rows * new.columns - old.rows * old.columns for old, new in zip(now, then, strict=True)
     ]
-    return sorted(range(len(sizes)), key=lambda i: sizes[i][1] - sizes[i][0])
+    return sorted(range(len(growth)), key=growth.__getitem__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class KVGeometry:
 
     def reserved(self, capacity: Capacity, step: int = 1) -> int:
         """Bytes of the buffers of a batch that writes ``step`` columns at a time."""
-        return sum(self._reserved(capacity, step).values()) + capacity.rows * self.row_bytes
+        return self._attention_bytes(capacity, step) + capacity.rows * self.row_bytes
 
     def moved(self, now: Capacity, capacity: Capacity) -> int:
         """Peak bytes while a batch's buffers are resized from ``now`` to ``capacity``.
@@ -113,35 +113,35 @@ class KVGeometry:
         buffer is allocated before its old one is freed. The largest layer's copy is counted even if
         nothing moves, so that a batch can always shrink.
         """
-        before, after = self._reserved(now), self._reserved(capacity)
-        larger = max(sum(before.values()), sum(after.values()))
-        copies = (
-            capacity.rows * _columns(window, capacity.columns, self.step) * size
-            for window, size in self.layer_bytes.items()
-        )
+        larger = max(self._attention_bytes(now), self._attention_bytes(capacity))
         states = max(now.rows, capacity.rows) * self.row_bytes
-        return larger + states + max(copies, default=0)
+        return larger + states + self._largest_copy(capacity)
 
     def moved_bands(self, now: Sequence[Capacity], then: Sequence[Capacity]) -> int:
         """Peak bytes while several batches' buffers are resized one after the other."""
-        allocated = sum(map(self.reserved, now))
-        peak = copied = 0
+        before, after = list(map(self.reserved, now)), list(map(self.reserved, then))
+        allocated, peak = sum(before), 0
         for i in resize_order(now, then):
-            allocated -= self.reserved(now[i])
+            allocated -= before[i]
             peak = max(peak, allocated + self.moved(now[i], then[i]))
-            allocated += self.reserved(then[i])
-            copied = max(copied, self.moved(then[i], then[i]) - self.reserved(then[i]))
-        return max(peak, allocated + copied)
+            allocated += after[i]
+        return max(peak, allocated + max(map(self._largest_copy, then), default=0))
 
-    def _reserved(self, capacity: Capacity, step: int = 1) -> dict[int | None, int]:
-        """Bytes of all attention layers, by window."""
-        sizes: list[tuple[int | None, int]] = [(None, self.full_bytes)]
-        sizes += self.window_bytes.items()
+    def _attention_bytes(self, capacity: Capacity, step: int = 1) -> int:
+        """Bytes of the buffers of all attention layers."""
         step = max(step, self.step)
-        return {
-            window: capacity.rows * _columns(window, capacity.columns, step) * size
-            for window, size in sizes
-        }
+        row = capacity.columns * self.full_bytes
+        for window, size in self.window_bytes.items():
+            row += _columns(window, capacity.columns, step) * size
+        return capacity.rows * row
+
+    def _largest_copy(self, capacity: Capacity) -> int:
+        """Bytes of the largest layer's buffers."""
+        copies = (
+            _columns(window, capacity.columns, self.step) * size
+            for window, size in self.layer_bytes.items()
+        )
+        return capacity.rows * max(copies, default=0)
 
     def used(self, lengths: Iterable[int]) -> int:
         """Bytes that the tokens of rows of these lengths occupy."""

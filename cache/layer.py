@@ -217,11 +217,14 @@ class LayerCache:
         """Overwrites all columns of a row with zeros."""
         self._clear(slice(row, row + 1), slice(None))
 
-    def clear_newest(self, start: int, stop: int) -> None:
-        """Overwrites the newest column of the rows from ``start`` to below ``stop`` with zeros."""
-        for row in range(start, stop if self.ring.columns else start):
-            newest = (self.ring.cursors[row] - 1) % self.ring.columns
-            self._clear(slice(row, row + 1), slice(newest, newest + 1))
+    def clear_left(self, row: int) -> None:
+        """Overwrites the column ``Ring.left`` of a row with zeros, unless it has a token there.
+
+        To be called when a row gets another sequence.
+        """
+        column = self.ring.left.get(row)
+        if column is not None and not self.ring.holds(row, column):
+            self._clear(slice(row, row + 1), slice(column, column + 1))
 
     def get(self, row: int, stop: int, tokens: int) -> KVPiece:
         """The ``tokens`` columns of one row before column ``stop``.

@@ -41,6 +41,7 @@ class Ring:
         columns: allocated columns.
         cursors: the column that each row in use writes next.
         lengths: the tokens of each row in use, stored directly before its cursor.
+        left: the newest column of the sequence that had a row before, for rows that had any.
     """
 
     window: int | None = None
@@ -48,6 +49,7 @@ class Ring:
     columns: int = 0
     cursors: list[int] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
+    left: dict[int, int] = field(default_factory=dict)
 
     @property
     def aligned(self) -> bool:
@@ -61,6 +63,16 @@ class Ring:
         sees its full window.
         """
         return columns if self.window is None else min(columns, self.window - 1 + step)
+
+    def allotted(self, columns: int, step: int) -> int:
+        """Columns that this ring gets when it is resized: as many as needed.
+
+        A window that has more keeps them for a longer step: a prompt's last chunk is short, the
+        next one long.
+        """
+        needed = self.needed(columns, step)
+        is_enough = self.window is not None and self.columns >= needed
+        return min(self.columns, columns) if is_enough else needed
 
     def spans(self, stop: int, width: int) -> list[Span]:
         """The ``width`` columns before column ``stop`` (unwrapped), oldest first, in runs."""
@@ -197,18 +209,27 @@ class Ring:
         """Sets the allocated size; the rows' tokens are where ``kept`` puts them."""
         unchanged = columns == self.columns
         self.rows, self.columns = rows, columns
+        self.left.clear()
         if not unchanged:
             for row, length in enumerate(self.lengths):
                 self.place(row, min(length, columns))
 
+    def holds(self, row: int, column: int) -> bool:
+        """Whether a column has one of a row's tokens."""
+        return (self.cursors[row] - 1 - column) % self.columns < self.lengths[row]
+
     def arrange(self, order: Sequence[int]) -> None:
-        """Keeps the rows ``order``, in this order."""
+        """Keeps the rows ``order``, in this order; sets ``left`` of rows that are new or free."""
+        for row, cursor in enumerate(self.cursors):
+            if row >= len(order) or order[row] != row:
+                self.left[row] = (cursor - 1) % max(1, self.columns)
         self.cursors = [self.cursors[row] for row in order]
         self.lengths = [self.lengths[row] for row in order]
 
     def check_integrity(self) -> None:
         """Asserts the invariants between two steps."""
         assert len(self.lengths) == len(self.cursors) <= self.rows, self
+        assert all(row < self.rows for row in self.left), self
         for row, (cursor, length) in enumerate(zip(self.cursors, self.lengths, strict=True)):
             assert 0 <= cursor < max(1, self.columns), (row, cursor, self.columns)
             assert 0 <= length <= self.columns, (row, length, self.columns)

@@ -69,7 +69,7 @@ class CapacityPlanner:
             bands, chain(columns, upcoming_columns), compress(columns, in_batch), free, limits
         )
         self.places = dict(zip(decode, numbers_of(self.bands, columns), strict=True))
-        changed = [s for s in compress(decode, in_batch) if s.band != self.places[s]]
+        changed = [s for s, place in self.places.items() if s.band != place and s not in joining]
         self.places |= {s: s.band for s in changed[moves:]}
         self.moved = limits.geometry.used(s.num_tokens for s in changed[:moves])
         self._other_bytes = self.moved + sum(s.prompt_bytes for s in set(joining.values()))

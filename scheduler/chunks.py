@@ -122,5 +122,5 @@ class Chunks:
 
 
 def _computed(work: Work) -> int:
-    """The tokens that a step over pages computes so far; its rows are padded for themselves."""
-    return step_size(work.rows + work.drafts) + work.tokens
+    """The tokens that a step over pages computes so far."""
+    return work.rows + work.drafts + work.tokens

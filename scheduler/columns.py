@@ -124,7 +124,7 @@ class ColumnMemory:
         Returns:
             One capacity a band; None if even the smallest do not fit ``kv_bytes``.
         """
-        sizes = [list(_sizes(*band)) for band in zip(needed, expected, now, strict=True)]
+        sizes = (_sizes(*band) for band in zip(needed, expected, now, strict=True))
         for capacities in zip(*sizes, strict=True):
             if self.geometry.moved_bands(now, capacities) + other_bytes <= self.kv_bytes:
                 return capacities

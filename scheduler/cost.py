@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections import deque
 from operator import mul
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-# Steps remembered of each kind, with prompts and without: enough to average out a machine's noise,
-# few enough to follow it when it changes.
-REMEMBERED = 64
+# Steps remembered of each kind: enough to average out a machine's noise, few enough to follow it
+# when it changes. A kind has a magnitude, too, because a fit through steps of few rows alone would
+# say nothing about many rows.
+REMEMBERED = 24
+# Steps after which one is forgotten in any case.
+MAX_AGE = 1 << 14
 
 
 class Work(NamedTuple):
@@ -77,19 +80,34 @@ UNSEEN = 1e-6
 ROUNDS, MAX_UNFITTED = 10, 10
 
 
-_Kind = Literal["prompts", "drafts", "rows"]
+class _Kind(NamedTuple):
+    """Steps that are remembered together: of similar work, and as many tokens up to a factor of 2.
+
+    Attributes:
+        drafts: whether they have drafts.
+        prompts: whether they have prompts, and perhaps drafts.
+        magnitude: the bits of the number of their tokens.
+    """
+
+    drafts: bool
+    prompts: bool
+    magnitude: int
 
 
 def _kind(work: Work) -> _Kind:
-    if work.tokens:
-        return "prompts"
-    return "drafts" if work.drafts else "rows"
+    magnitude = (work.rows + work.drafts + work.tokens).bit_length()
+    return _Kind(bool(work.drafts) and not work.tokens, bool(work.tokens), magnitude)
+
+
+class _Step(NamedTuple):
+    """A remembered step: its number, and its scaled work divided by its seconds."""
+
+    number: int
+    work: list[float]
 
 
 class CostModel:
     """Predicts a step's seconds by least squares over the last steps of each kind.
-
-    There are steps with prompts, steps with drafts but without prompts, and others.
 
     The fit squares the error relative to a step's time, so that an outlier (something was compiled,
     the machine was busy) has little weight. Costs are never below 0. Learning a step takes constant
@@ -97,7 +115,8 @@ class CostModel:
     """
 
     def __init__(self) -> None:
-        self._steps: dict[_Kind, deque[list[float]]] = {}
+        self._steps: dict[_Kind, deque[_Step]] = {}
+        self._learned = 0
         # The normal equations: sums of the scaled numbers divided by the step's seconds, and of
         # their pairwise products.
         self._sums = [0.0] * _SIZE
@@ -110,16 +129,20 @@ class CostModel:
         """Learns from a finished step how long such work takes."""
         steps = self._steps.setdefault(_kind(work), deque())
         seconds = max(seconds, MIN_SECONDS)
-        steps.append([number / seconds for number in work.scaled])
-        self._count(steps[-1], 1)
+        self._learned += 1
+        steps.append(_Step(self._learned, [number / seconds for number in work.scaled]))
+        self._count(steps[-1].work, 1)
         if len(steps) > REMEMBERED:
-            self._count(steps.popleft(), -1)
+            self._count(steps.popleft().work, -1)
+        for others in self._steps.values():
+            if others and others[0].number <= self._learned - MAX_AGE:
+                self._count(others.popleft().work, -1)
         self._unfitted += 1
 
     @property
     def draft_steps(self) -> int:
         """Remembered steps with drafts and without prompts."""
-        return len(self._steps.get("drafts", ()))
+        return sum(len(steps) for kind, steps in self._steps.items() if kind.drafts)
 
     def seconds(self, work: Work) -> float:
         """The predicted seconds of a step; 0 before the first step was learned."""

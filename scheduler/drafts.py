@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from itertools import accumulate
 from typing import NamedTuple
@@ -91,10 +91,13 @@ class DraftChooser:
     Args:
         uniform: all rows of a step need drafts of the same length, because padding would corrupt
             recurrent states. Rows with shorter drafts then get arbitrary tokens.
+        size: the number of tokens with which a step of so many is computed; more drafts cost
+            nothing up to there.
     """
 
-    def __init__(self, uniform: bool) -> None:
+    def __init__(self, uniform: bool, size: Callable[[int], int] = int) -> None:
         self._uniform = uniform
+        self._size = size
         # Steps since the last one with drafts, and how many had some.
         self._plain_steps = self._drafted_steps = 0
         self._halved_in = HALVED_IN
@@ -147,6 +150,9 @@ class DraftChooser:
         ranked = sorted(range(len(chances)), key=chances.__getitem__, reverse=True)[:room]
         expected = list(accumulate(map(chances.__getitem__, ranked)))
         best = steps.best_count(expected, range(1, len(ranked) + 1))
+        if best:
+            others = steps.work.rows + steps.work.tokens
+            best = self._size(others + best) - others
         counts = Counter(map(owners.__getitem__, ranked[:best]))
         return {s: drafts[s].tokens[:count] for s, count in counts.items()}
 

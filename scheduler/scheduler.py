@@ -9,6 +9,7 @@ from collections.abc import Sequence as Seq
 from itertools import count, islice
 
 from chairlift.cache.capacity import Capacity
+from chairlift.cache.pages.page import step_size
 from chairlift.scheduler.bands import ONE_BAND
 from chairlift.scheduler.capacity_planner import MAX_MOVES
 from chairlift.scheduler.chunks import Chunks
@@ -74,7 +75,8 @@ class Scheduler:
         self._by_request: dict[str, dict[Sequence, None]] = {}
         self._numbers = count()
         self._chunk_sizes = Chunks(limits)
-        self._drafts = DraftChooser(uniform=not limits.geometry.pads)
+        size = step_size if limits.paged else int
+        self._drafts = DraftChooser(not limits.geometry.pads, size)
 
     def __iter__(self) -> Iterator[Sequence]:
         yield from self.running
@@ -236,9 +238,9 @@ class Scheduler:
         for sequence, tokens in plan.chunks.items():
             sequence.computed += tokens
         computed = {**plan.joins, **plan.ends}
-        ended = {*plan.preempted, *computed.values()}
-        self.prefilling = [s for s in self.prefilling if s not in ended]
-        self.running = [s for s in self.running if s not in ended] + list(computed)
+        if ended := {*plan.preempted, *computed.values()}:
+            self.prefilling = [s for s in self.prefilling if s not in ended]
+            self.running = [s for s in self.running if s not in ended] + list(computed)
         self._rows = [*plan.decode, *plan.joins]
         self._joining = plan.joins
         self._bands = plan.bands

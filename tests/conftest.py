@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -29,6 +30,16 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 # Servers in the tests would require it of clients.
 os.environ.pop("OPENAI_API_KEY", None)
+
+
+_SYSTEM = re.compile(r"^pytestmark = .*\bpytest\.mark\.system\b", re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Without system tests, skips the files that have no others: their imports take seconds."""
+    if "not system" not in config.option.markexpr or not collection_path.match("test_*.py"):
+        return None
+    return bool(_SYSTEM.search(collection_path.read_text(encoding="utf-8"))) or None
 
 
 @pytest.hookimpl(trylast=True)

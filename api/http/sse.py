@@ -89,6 +89,7 @@ class EventStream:
         self._framing = framing
         self._interval = keep_alive_seconds
         self._is_too_slow = is_too_slow
+        self._clock = asyncio.get_running_loop().time
         self._last_write = 0.0
 
     def watch(self, is_too_slow: Callable[[], bool]) -> None:
@@ -100,7 +101,7 @@ class EventStream:
         if self.response.prepared:
             return self
         await self.response.prepare(self._request)
-        self._last_write = asyncio.get_running_loop().time()
+        self._last_write = self._clock()
         self._keeper = asyncio.create_task(self._keep_alive())
         return self
 
@@ -137,19 +138,18 @@ class EventStream:
         await self.response.write_eof()
 
     async def _write(self, data: bytes) -> None:
-        self._last_write = asyncio.get_running_loop().time()
+        self._last_write = self._clock()
         await self.response.write(data)
 
     async def _keep_alive(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
-            silent = loop.time() - self._last_write
+            silent = self._clock() - self._last_write
             await asyncio.sleep(min(max(0.0, self._interval - silent), WATCH_SECONDS))
             if self._request.protocol.writing_paused:
                 if self._is_too_slow():
                     self._cut_off()
                 continue
-            if loop.time() - self._last_write < self._interval:
+            if self._clock() - self._last_write < self._interval:
                 continue
             try:
                 await self._write(self._framing.keep_alive)

@@ -15,8 +15,8 @@ from chairlift.api.generate.answer import log_failure
 from chairlift.api.generate.generation import Generation
 from chairlift.api.http.sse import framed
 from chairlift.api.responses.formatter import ResponseFormatter
-from chairlift.api.responses.replies import Response
-from chairlift.api.responses.store import ResponseStore, StoredResponse
+from chairlift.api.responses.replies import Response, StoredResponse
+from chairlift.api.responses.store import ResponseStore
 from chairlift.api.service import Service
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from chairlift.api.generate.generation import Generation
 from chairlift.api.responses.history import messages_of
 from chairlift.api.responses.inputs import items_of, references_in
 from chairlift.api.responses.items import Item, is_own_id
-from chairlift.api.responses.replies import Response
+from chairlift.api.responses.replies import Response, StoredResponse
 from chairlift.api.responses.request import (
     Conversation,
     JsonObjectFormat,
@@ -20,11 +19,14 @@ from chairlift.api.responses.request import (
     ResponsesRequest,
     TextFormat,
 )
-from chairlift.api.responses.store import ResponseStore, StoredResponse
 from chairlift.api.responses.tools import SelectedTools, function_of, select_tools
 from chairlift.api.schemas.messages import MAX_MESSAGES
 from chairlift.api.schemas.schemas import ChatRequest
 from chairlift.engine.errors import RequestError
+
+if TYPE_CHECKING:  # they import aiohttp, which worker processes do not need
+    from chairlift.api.generate.generation import Generation
+    from chairlift.api.responses.store import ResponseStore
 
 Fields = dict[str, Any]
 

@@ -24,14 +24,19 @@ from chairlift.api.responses.dialogue import (
 )
 from chairlift.api.responses.formatter import ResponseFormatter
 from chairlift.api.responses.page import item_page
-from chairlift.api.responses.replies import DeletedResponse, InputTokens, Response
+from chairlift.api.responses.replies import (
+    DeletedResponse,
+    InputTokens,
+    Response,
+    StoredResponse,
+)
 from chairlift.api.responses.request import (
     CompactRequest,
     Conversation,
     InputTokensRequest,
     ResponsesRequest,
 )
-from chairlift.api.responses.store import RESPONSE_STORE, ResponseStore, StoredResponse
+from chairlift.api.responses.store import RESPONSE_STORE, ResponseStore
 from chairlift.api.schemas.names import renamed_errors
 from chairlift.api.service import SERVICE
 from chairlift.engine.errors import RequestError

@@ -1,14 +1,25 @@
-"""The reply bodies of the Responses API."""
+"""The reply bodies of the Responses API, and a response as it is stored."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
+import msgspec
 from msgspec import Struct
 
 from chairlift.api.responses.items import CompactionItem, Item, MessageItem, OutputItem
 
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+
+# Approximate memory of a stored response besides its JSON; it limits the number of small ones.
+ENTRY_BYTES = 1024
+# Approximate memory of an item's id in the index.
+ITEM_BYTES = 256
+# Approximate memory of an event besides its bytes.
+EVENT_BYTES = 64
+
+_ITEMS = msgspec.json.Decoder(list[Item])
 
 
 class InputTokensDetails(Struct):
@@ -102,3 +113,39 @@ class DeletedResponse(Struct):
     id: str
     object: Literal["response.deleted"] = "response.deleted"
     deleted: Literal[True] = True
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """A stored response.
+
+    Attributes:
+        id: the response's id.
+        reply: the response as JSON.
+        inputs: a JSON list of the items before it: the earlier conversation and the request's
+            input.
+        item_ids: the ids of the items that later requests can refer to.
+        events: the events of its stream, framed, if it was generated in the background with a
+            stream; else None.
+    """
+
+    id: str
+    reply: bytes
+    inputs: bytes
+    item_ids: tuple[str, ...] = ()
+    events: tuple[bytes, ...] | None = None
+
+    @property
+    def size(self) -> int:
+        """The number of bytes that count against the store's limit."""
+        ids = len(self.item_ids) * ITEM_BYTES
+        events = sum(len(event) + EVENT_BYTES for event in self.events or ())
+        return len(self.reply) + len(self.inputs) + ids + events + ENTRY_BYTES
+
+    def input_items(self) -> list[Item]:
+        """The items before the response."""
+        return _ITEMS.decode(self.inputs)
+
+    def conversation(self) -> list[Item]:
+        """The items before the response, and its output."""
+        return [*self.input_items(), *msgspec.json.decode(self.reply, type=Response).output]

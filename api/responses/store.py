@@ -7,57 +7,10 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import msgspec
 from aiohttp import web
 
 from chairlift.api.errors import UnknownItem, UnknownResponse
-from chairlift.api.responses.items import Item
-from chairlift.api.responses.replies import Response
-
-# Approximate memory of an entry besides its JSON; it limits the number of small entries.
-ENTRY_BYTES = 1024
-# Approximate memory of an item's id in the index.
-ITEM_BYTES = 256
-# Approximate memory of an event besides its bytes.
-EVENT_BYTES = 64
-
-_items = msgspec.json.Decoder(list[Item])
-
-
-@dataclass(frozen=True, slots=True)
-class StoredResponse:
-    """A stored response.
-
-    Attributes:
-        id: the response's id.
-        reply: the response as JSON.
-        inputs: a JSON list of the items before it: the earlier conversation and the request's
-            input.
-        item_ids: the ids of the items that later requests can refer to.
-        events: the events of its stream, framed, if it was generated in the background with a
-            stream; else None.
-    """
-
-    id: str
-    reply: bytes
-    inputs: bytes
-    item_ids: tuple[str, ...] = ()
-    events: tuple[bytes, ...] | None = None
-
-    @property
-    def size(self) -> int:
-        """The number of bytes that count against the store's limit."""
-        ids = len(self.item_ids) * ITEM_BYTES
-        events = sum(len(event) + EVENT_BYTES for event in self.events or ())
-        return len(self.reply) + len(self.inputs) + ids + events + ENTRY_BYTES
-
-    def input_items(self) -> list[Item]:
-        """The items before the response."""
-        return _items.decode(self.inputs)
-
-    def conversation(self) -> list[Item]:
-        """The items before the response, and its output."""
-        return [*self.input_items(), *msgspec.json.decode(self.reply, type=Response).output]
+from chairlift.api.responses.replies import StoredResponse
 
 
 @dataclass(frozen=True, slots=True)

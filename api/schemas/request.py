@@ -42,7 +42,9 @@ class Request(BaseModel):
             RequestError: the object contains too many parts or values.
         """
         found = [self.model_extra or {}]
-        for name in type(self).model_fields:
+        # Most requests have few of the fields.
+        given = self.model_fields_set
+        for name in [name for name in type(self).model_fields if name in given]:
             field = getattr(self, name)
             if not isinstance(field, list | dict | Request):
                 continue

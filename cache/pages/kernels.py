@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import NamedTuple, Protocol
 
 import mlx.core as mx
 
-from chairlift.cache.pages.step import KindStep
+from chairlift.cache.pages.step import KindStep, StepTokens
 from chairlift.cache.quantized import Quantization
 
 
@@ -56,6 +57,13 @@ class PageKernels(Protocol):
 
         Raises:
             ValueError: there is no kernel for these shapes or types.
+        """
+        ...
+
+    def tile(self, tokens: StepTokens, form: Hashable) -> None:
+        """Makes ``tokens.tiles[form]``, which ``attend`` would make when it needs it.
+
+        In a step that is compiled it is an argument, so that it has to be known before.
         """
         ...
 

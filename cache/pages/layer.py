@@ -43,7 +43,7 @@ class PagedLayer:
         self._pages = pages
         self._buffers = buffers
         self._new: KeysValues | None = None
-        self.offset = step.tokens.offset
+        self.offset = step.tokens.arrays.offset
         self.max_size = pages.pool.window
 
     def make_mask(
@@ -167,12 +167,13 @@ def paged_step(
     min_width: int = 0,
     drafted: Sequence[Sequence[int]] | None = None,
     tail: int = 0,
+    row_limit: int = 0,
 ) -> Iterator[PagedStep]:
     """A context of one model call in which rows take a token each, and prompts take chunks.
 
     The model is called with tokens ``[tokens, 1]``: those of the rows, batch by batch, then those
-    of the chunks. All batches have the same memory. Behind both there may be unused tokens: they
-    write to page 0 or nowhere, and their results mean nothing.
+    of the chunks. All batches have the same memory. Unused tokens write to page 0 or nowhere, and
+    their results mean nothing.
 
     Args:
         chunks: prompts of one row each, and the number of their new tokens.
@@ -181,6 +182,7 @@ def paged_step(
         drafted: for each of ``bands``, the tokens that each row takes. Call ``advance`` with those
             that it keeps; until then the rows' offsets stay as they are. None: each row takes one.
         tail: unused tokens behind those of the chunks.
+        row_limit: see ``StepTokens``.
 
     Raises:
         OutOfPages: there are too few pages.
@@ -205,7 +207,7 @@ def paged_step(
         parts.insert(len(bands), np.zeros((padding, width), np.int32))
         tables[window] = np.concatenate(parts)
     own_chunks = [(batch.offsets[0], new) for batch, new in chunks]
-    kinds = step_kinds(rows, own_chunks, tables, tail)
+    kinds = step_kinds(rows, own_chunks, tables, tail, row_limit)
     tokens = next(iter(kinds.values())).tokens
     step = PagedStep(memory, tokens, kinds)
     with step.running():

@@ -28,6 +28,7 @@ class PagedMemory:
         kinds: each layer's kind.
         pools: the pages of each kind, by its window.
         layers: the buffers of each layer.
+        kernels: read and write the pages.
         effects: arrays of the last step that writes depend on; evaluate them with the step.
     """
 
@@ -47,6 +48,7 @@ class PagedMemory:
         self.layers = tuple(
             LayerPages(self.pools[kind.window], kernels, quantization) for kind in kinds
         )
+        self.kernels = kernels
         self.view = view
         self.effects: list[mx.array] = []
 

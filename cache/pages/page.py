@@ -28,6 +28,14 @@ def step_size_below(tokens: int) -> int:
     return tokens if tokens <= 8 else tokens // _distance(tokens) * _distance(tokens)
 
 
+def doubled(least: int, needed: int) -> int:
+    """The smallest of ``least``, twice that, four times and so on that is at least ``needed``."""
+    size = least
+    while size < needed:
+        size *= 2
+    return size
+
+
 def _distance(tokens: int) -> int:
     """From the last size up to ``tokens`` to the next."""
     return max(8, 1 << tokens.bit_length() - 3)

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from chairlift.cache.pages.page import PAGE_TOKENS, page_count
+from chairlift.cache.pages.page import PAGE_TOKENS, doubled, page_count
 from chairlift.cache.pages.piece import Run
 from chairlift.cache.pages.pool import Page, PagePool, page_of
 from chairlift.cache.pages.step import Table
 
-# Entries of a table's row, and the factor to the next larger number of entries: steps have few
-# different shapes.
-MIN_WIDTH, WIDER = 16, 2
+# Entries of a table's row; longer rows have twice as many, or four times: steps have few different
+# shapes.
+MIN_WIDTH = 16
 
 
 @dataclass(slots=True)
@@ -176,9 +176,9 @@ def table_widths(tokens: int) -> list[int]:
     """All numbers of entries that tables may have for sequences of up to ``tokens`` tokens."""
     widths = [MIN_WIDTH]
     while widths[-1] < page_count(tokens):
-        widths.append(widths[-1] * WIDER)
+        widths.append(2 * widths[-1])
     return widths
 
 
 def _rounded(width: int) -> int:
-    return table_widths(width * PAGE_TOKENS)[-1]
+    return doubled(MIN_WIDTH, width)

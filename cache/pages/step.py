@@ -10,14 +10,18 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from chairlift.cache.pages.page import doubled
+
 Table = NDArray[np.int32]
 
+# Lines of the tables for chunks and unused tokens; with more chunks, twice as many, and so on.
+CHUNK_LINES = 16
 
 _ZERO = mx.array(0, mx.int32)
 
 
 class ChunkPlace(NamedTuple):
-    """A prompt's chunk among the tokens of a step.
+    """Several tokens of one sequence among those of a step: of a prompt, or of a row with a draft.
 
     Attributes:
         token: the number of its first token in the step.
@@ -32,28 +36,62 @@ class ChunkPlace(NamedTuple):
     sequence: int
 
 
-@dataclass(slots=True)
-class StepTokens:
-    """The tokens of a step: those of decode rows, then those of prompt chunks.
+class Tiles(NamedTuple):
+    """What a device's kernels make of a step's tokens, for one form of layers.
 
     Attributes:
-        rows: the number of tokens of decode rows: one of each, or a few with a draft. They come
-            first; the first rows of the tables are theirs.
-        offset: ``[tokens]`` int32, the position of each token.
-        owners: ``[tokens]`` int32, each token's row in the tables.
-        begins: ``[tokens]`` int32, the position of the first new token of its sequence.
-        stops: ``[tokens]`` int32, the position after each token.
-        chunks: the prompt chunks; unused tokens may follow them.
-        tiles: what a device's kernels make of the chunks, for each form of layers.
+        array: for the kernels.
+        slots: a number that decides which kernels are launched, beside the shape of ``array``.
     """
 
-    rows: int
+    array: mx.array
+    slots: int
+
+
+class TokenArrays(NamedTuple):
+    """The numbers of a step's tokens, each ``[tokens]`` int32.
+
+    Attributes:
+        offset: the position of each token.
+        owners: each token's row in the tables.
+        begins: the position of the first new token of its sequence.
+        stops: the position after each token.
+        row_stops: as ``stops``, but 0 for tokens of chunks and unused ones.
+    """
+
     offset: mx.array
     owners: mx.array
     begins: mx.array
     stops: mx.array
+    row_stops: mx.array
+
+
+@dataclass(slots=True)
+class StepTokens:
+    """The tokens of a step: those of decode rows, then those of prompt chunks, then unused ones.
+
+    Attributes:
+        rows: the number of tokens of decode rows: one of each, or a few with a draft. They come
+            first; the first rows of the tables are theirs.
+        row_limit: an upper bound of ``rows``, the same in many steps; kernels for single tokens
+            compute so many. At least 1.
+        chunk_limit: an upper bound of the number of prompts, and one more, the same in many steps.
+        arrays: the tokens' numbers.
+        chunks: the chunks: those of prompts, and rows with more than one token.
+        tiles: what a device's kernels make of the tokens of a step with chunks, by form of layers.
+    """
+
+    rows: int
+    row_limit: int
+    chunk_limit: int
+    arrays: TokenArrays
     chunks: Sequence[ChunkPlace] = ()
-    tiles: dict[Hashable, tuple[mx.array, int]] = field(default_factory=dict)
+    tiles: dict[Hashable, Tiles] = field(default_factory=dict)
+
+    def with_arrays(self, arrays: TokenArrays, tiles: Mapping[Hashable, mx.array]) -> StepTokens:
+        """The same step with other arrays in place of its own and of its tiles'."""
+        kept = {form: Tiles(array, self.tiles[form].slots) for form, array in tiles.items()}
+        return StepTokens(self.rows, self.row_limit, self.chunk_limit, arrays, self.chunks, kept)
 
 
 @dataclass(slots=True)
@@ -63,20 +101,25 @@ class KindStep:
     Attributes:
         tokens: the step's tokens.
         tables: ``[tokens of decode rows and chunks, pages of a sequence]`` int32, the number of
-            each page; 0 where a sequence has no page. A last line without pages is that of unused
-            tokens behind the chunks, if there are any.
+            each page; 0 where a sequence has no page. With chunks there are further lines without
+            pages, the first of them for unused tokens.
     """
 
     tokens: StepTokens
     tables: mx.array
-    _lengths: dict[int | None, mx.array] = field(default_factory=dict)
+    _lengths: dict[tuple[int | None, bool], mx.array] = field(default_factory=dict)
 
-    def lengths(self, window: int | None) -> mx.array:
-        """The number of tokens that each token sees, its own included: ``[tokens]`` int32."""
-        if window not in self._lengths:
-            stops = self.tokens.stops
-            self._lengths[window] = stops if window is None else mx.minimum(stops, window)
-        return self._lengths[window]
+    def lengths(self, window: int | None, rows_only: bool = False) -> mx.array:
+        """The number of tokens that each token sees, its own included: ``[tokens]`` int32.
+
+        With ``rows_only``, 0 for tokens of chunks and unused ones.
+        """
+        key = window, rows_only
+        if key not in self._lengths:
+            arrays = self.tokens.arrays
+            stops = arrays.row_stops if rows_only else arrays.stops
+            self._lengths[key] = stops if window is None else mx.minimum(stops, window)
+        return self._lengths[key]
 
 
 def step_kinds(
@@ -84,6 +127,7 @@ def step_kinds(
     chunks: Sequence[tuple[int, int]],
     tables: Mapping[int | None, Table],
     tail: int = 0,
+    row_limit: int = 0,
 ) -> dict[int | None, KindStep]:
     """The arrays of a step, by the kinds' windows.
 
@@ -94,7 +138,8 @@ def step_kinds(
         rows: position and number of tokens of each decode row.
         chunks: the same of each chunk.
         tables: for each kind, a row for each decode row, then one for each chunk.
-        tail: unused tokens behind the chunks.
+        tail: unused tokens behind those of the chunks. Each is the first of a sequence in page 0.
+        row_limit: see ``StepTokens``; at least the tokens of the rows, at most all tokens.
     """
     sequences = np.array([*rows, *chunks], np.int32).reshape(-1, 2)
     positions, counts = sequences[:, 0], sequences[:, 1]
@@ -103,34 +148,39 @@ def step_kinds(
     # The place of each token in its sequence's part of the step.
     firsts = np.cumsum(counts) - counts
     offsets = begins + (np.arange(len(owners), dtype=np.int32) - firsts[owners]).astype(np.int32)
-    decoded = sum(count for _, count in rows)
-    copies = np.array([*(count for _, count in rows), *[1] * len(chunks)], np.int32)
+    decoded = int(counts[: len(rows)].sum())
     lines = np.concatenate([np.arange(decoded), owners[decoded:] + (decoded - len(rows))])
-    if tail:
-        # Each is the first token of a sequence in page 0.
-        offsets, begins = np.pad(offsets, (0, tail)), np.pad(begins, (0, tail))
-        lines = np.pad(lines, (0, tail), constant_values=len(chunks) + decoded)
-    offset, owner, begin, stop, *uploaded = _uploaded(
-        [
-            *(offsets, lines.astype(np.int32), begins, offsets + np.int32(1)),
-            *(_lines_of(table, copies, tail) for table in tables.values()),
-        ]
-    )
-    places = [
-        ChunkPlace(int(firsts[len(rows) + i]), position, count, decoded + i)
-        for i, (position, count) in enumerate(chunks)
+    numbers = [offsets, lines.astype(np.int32), begins, offsets + np.int32(1)]
+    copies = np.array([*counts[: len(rows)], *[1] * len(chunks)], np.int32)
+    tables_of = [np.repeat(table, copies, axis=0) for table in tables.values()]
+    own = [
+        ChunkPlace(token, position, count, line)
+        for token, position, count, line in zip(
+            *(array.tolist() for array in (firsts, positions, counts, lines[firsts])), strict=True
+        )
+        if count > 1 or token >= decoded
     ]
-    tokens = StepTokens(decoded, offset, owner, begin, stop, places)
-    return {w: KindStep(tokens, table) for w, table in zip(tables, uploaded, strict=True)}
+    row_limit = min(max(row_limit, decoded, 1), len(owners) + tail)
+    chunk_limit = doubled(CHUNK_LINES, len(chunks) + 1)
+    if own or tail:
+        unused = (0, decoded + len(chunks), 0, 1)
+        numbers = [
+            np.pad(array, (0, tail), constant_values=number)
+            for array, number in zip(numbers, unused, strict=True)
+        ]
+        numbers.append(np.where(np.pad(counts[owners] == 1, (0, tail)), numbers[-1], 0))
+        numbers[-1][decoded:] = 0
+        more = row_limit + chunk_limit
+        tables_of = [np.pad(table, ((0, more - len(table)), (0, 0))) for table in tables_of]
+    parts = uploaded([*numbers, *tables_of])
+    arrays, by_kind = parts[: len(numbers)], parts[len(numbers) :]
+    if len(arrays) < len(TokenArrays._fields):
+        arrays.append(arrays[-1])  # all tokens are alone
+    tokens = StepTokens(decoded, row_limit, chunk_limit, TokenArrays(*arrays), own)
+    return {w: KindStep(tokens, table) for w, table in zip(tables, by_kind, strict=True)}
 
 
-def _lines_of(table: Table, copies: Table, tail: int) -> Table:
-    """A line for each token of a row and for each chunk, and one for unused tokens."""
-    lines = np.repeat(table, copies, axis=0)
-    return np.pad(lines, ((0, 1), (0, 0))) if tail else lines
-
-
-def _uploaded(parts: Sequence[Table]) -> list[mx.array]:
+def uploaded(parts: Sequence[Table]) -> list[mx.array]:
     """Copies arrays to the device's own memory, all with one operation.
 
     The CPU writes arrays in memory that both share; GPUs would read each of them there.

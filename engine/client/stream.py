@@ -52,7 +52,8 @@ class Stream:
         self._running = {index: RunningChoice() for index in range(request.n)}
         self._arrived: list[TokenOutput] = []
         self._death: Exception | None = None
-        self._wake = asyncio.Event()
+        # What the consumer waits for, if it does: done at the next output, or at the end.
+        self._change: asyncio.Future[None] | None = None
 
     @property
     def request_id(self) -> str:
@@ -138,7 +139,7 @@ class Stream:
         if output.finish is not None:
             self._end(output.index)
         self._arrived.append(output)
-        self._wake.set()
+        self._wake()
 
     def give_up(self, why: str) -> None:
         """Ends all running choices as "error" without informing the engine."""
@@ -151,12 +152,13 @@ class Stream:
     def fail(self, death: Exception) -> None:
         """Ends the stream with an exception."""
         self._death = death
-        self._wake.set()
+        self._wake()
 
     async def __aiter__(self) -> AsyncIterator[list[TokenOutput]]:
         while self._running or self._arrived:
-            await self._wake.wait()
-            self._wake.clear()
+            if not self._arrived and self._death is None:
+                self._change = asyncio.get_running_loop().create_future()
+                await self._change
             arrived, self._arrived = self._arrived, []
             if arrived:
                 yield arrived
@@ -172,7 +174,12 @@ class Stream:
         """See ``interface.TokenStream.close``."""
         if self._running:
             self._abort(Abort(self.request_id), list(self._running))
-            self._wake.set()
+            self._wake()
+
+    def _wake(self) -> None:
+        # NOTE: a future rather than an ``asyncio.Event``, which takes half a microsecond longer.
+        if self._change is not None and not self._change.done():
+            self._change.set_result(None)
 
     def _abort(self, abort: Abort, choices: list[int]) -> None:
         """Ends choices in the engine, which reports them; without an engine, reports them here."""

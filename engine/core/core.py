@@ -197,10 +197,13 @@ class EngineCore:
             self.scheduler.add(sequence)
 
     def compile(self) -> None:
-        """Compiles decode steps in advance, so that none is slower than the others."""
+        """Compiles steps in advance, so that none is slower than the others."""
         (band, *_), forward = self.batch.bands, self.pipeline.forward
         if isinstance(forward, PagedForward) and isinstance(band, PagedBatch):
-            forward.compile(band.memory, self.limits.max_rows)
+            limits = self.limits
+            forward.compile(
+                *(band.memory, limits.max_rows, limits.draft_tokens, limits.max_step_tokens)
+            )
 
     def on_due(self, wake: Callable[[], None]) -> None:
         """Registers ``wake``, which other threads call when an idle engine may have work again."""

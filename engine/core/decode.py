@@ -154,17 +154,18 @@ class DecodeBatch:
         Returns:
             Arrays to evaluate before the next step is dispatched.
         """
-        leaves, bands, joins = set(plan.leaves), plan.decode, list(plan.joins)
+        bands, joins = plan.decode, list(plan.joins)
         # Drop the states of leaving sequences first, to free their memory.
-        states = {s: state for s, state in self.joining.items() if s not in leaves}
+        states = {s: state for s, state in self.joining.items() if s in bands}
         self.joining = {}
         moves: list[mx.array] = []
         orders: list[list[int]] = []
         start = 0
         for number, band in enumerate(self.bands):
             rows = self.rows[start : start + len(band)]
-            out = {row for row, s in enumerate(rows) if s in leaves or bands[s] != number}
-            moving = {rows[row]: band.extract(row).copy() for row in out if rows[row] not in leaves}
+            # Sequences that leave have no band in the plan.
+            out = {row for row, place in enumerate(map(bands.get, rows)) if place != number}
+            moving = {rows[row]: band.extract(row).copy() for row in out if rows[row] in bands}
             states |= moving
             moves += _dispatched([array for state in moving.values() for array in state.arrays])
             nonfinite = [row for row in out if rows[row].nonfinite]

@@ -74,10 +74,12 @@ class StepRecorder:
         offsets = batch.offsets
         stats.duration = duration
         stats.rows = len(offsets)
-        active = users((*scheduler.running, *scheduler.prefilling))
-        stats.running = sum(s.num_choices for s in active)
+        running, prefilling = users(scheduler.running), users(scheduler.prefilling)
+        # Each running sequence is one choice.
+        stats.running = len(running) + sum(s.num_choices for s in prefilling)
         stats.waiting = scheduler.waiting.choices
-        stats.adapters_running = sum(s.num_choices for s in active if s.adapter)
+        adapted = [s for s in (*running, *prefilling) if s.adapter]
+        stats.adapters_running = sum(s.num_choices for s in adapted)
         stats.prefill_tokens = sum(plan.chunks[s] for s in users(plan.chunks))
         drafted = sum(len(plan.drafts[s]) for s in users(plan.drafts))
         stats.decode_tokens = len(users(plan.decode)) + drafted

@@ -5,9 +5,10 @@ from __future__ import annotations
 import mlx.core as mx
 
 # The cache counts as full above this share of its limit, and is emptied at most once in so many
-# steps, because allocating all buffers of a step again takes milliseconds.
+# steps, because allocating all buffers of a step again takes milliseconds. So does each step with a
+# full cache, so that it must not stay full for long.
 FULL = 0.9
-MIN_STEPS = 256
+MIN_STEPS = 32
 
 
 class BufferCache:
@@ -23,7 +24,7 @@ class BufferCache:
     def __init__(self, max_bytes: int) -> None:
         mx.set_cache_limit(max_bytes)
         self._max_bytes = max_bytes
-        self._steps = 0
+        self._steps = MIN_STEPS
 
     def trim(self) -> None:
         """Empties the cache if it is full. Call it once a step."""

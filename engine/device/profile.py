@@ -108,7 +108,9 @@ CUDA = DeviceProfile(
     chunk_tokens=1024,
     # cuDNN compiles a plan for each new shape; see ``engine.cuda.attention``.
     chunk_multiple=128,
-    step_seconds=0.033,
+    # Half of the steps of a mixed load take 7 to 12 ms. With 33 ms, the p99 of gaps was 50 ms
+    # instead of 31, and the throughput 3 % higher.
+    step_seconds=0.02,
     step_stretch=1.75,
     # Each further prompt of a step costs kernel launches, which the GPU waits for.
     avoids_partial_prefill=True,

@@ -1,23 +1,23 @@
-"""Compiles decode steps over pages whose shapes recur.
+"""Compiles steps over pages whose shapes recur.
 
-A step of few rows takes as long as the host needs to build and launch it. While shapes stay the
+A step of few tokens takes as long as the host needs to build and launch it. While shapes stay the
 same, Python and MLX do the same work for each operation in every step; ``mx.compile`` does it only
-once. This works only over pages: MLX does not see that their contents change. The number of rows is
-padded, so that shapes recur while rows join and leave.
+once. This works only over pages: MLX does not see that their contents change. Rows, tokens and
+tables are padded, so that shapes recur while rows join and leave and prompts come.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 import mlx.core as mx
 
 from chairlift.cache.pages.kernels import KeysValues
 from chairlift.cache.pages.layer import PagedStep
-from chairlift.cache.pages.step import KindStep, StepTokens
+from chairlift.cache.pages.step import KindStep, TokenArrays
 from chairlift.engine.model.lora_routing import Routing
 from chairlift.engine.model.trials.trial import Trial, within_rms
 
@@ -34,93 +34,122 @@ TOLERANCE, SHARE = 0.15, 0.5
 _TRIAL = Trial(
     within_rms(TOLERANCE, SHARE),
     log,
-    error="decode steps are not compiled: %s",
+    error="steps are not compiled: %s",
     level=logging.INFO,
-    mismatch="compiled decode steps are wrong for this model; they are not used",
+    mismatch="compiled steps are wrong for this model; they are not used",
 )
 
 Shape = tuple[int, ...]
+# The tokens whose logits are needed, ``[positions]`` int32; None: all.
+Positions = mx.array | None
+
+
+class ModelCall(Protocol):
+    """Calls a model with a step's tokens ``[tokens, 1]`` and the layers of its caches."""
+
+    def __call__(self, tokens: mx.array, layers: Sequence[Any], positions: Positions) -> mx.array:
+        """The logits ``[positions, vocabulary]`` of the tokens ``positions``."""
+        ...
 
 
 class CompiledSteps:
-    """Calls a model for decode steps, with the call compiled for each frequent shape.
+    """Calls a model for steps of one kind, with the call compiled for each frequent shape.
 
     Args:
-        routing: the adapters of the rows; None for steps without adapters.
+        call: calls the model.
+        routing: the adapters of the tokens; None for steps without adapters.
     """
 
-    def __init__(self, model: Any, routing: Routing | None = None) -> None:
-        self._model = model
+    def __init__(self, call: ModelCall, routing: Routing | None = None) -> None:
+        self._model = call
         self._routing = routing
         self._call: Callable[..., mx.array] = mx.compile(self._traced)
         self._step: PagedStep | None = None
         # How often each shape was seen.
         self._seen: dict[Shape, int] = {}
+        # The forms of layers whose tiles a step needs; None before the first step.
+        self._forms: tuple[Hashable, ...] | None = None
         self._checked = False
         self._gives_up = False
         if routing is not None:
             # Compiled calls contain the adapters' matrices.
             routing.on_change(self._forget)
 
-    def __call__(self, step: PagedStep, tokens: mx.array) -> mx.array:
-        """Computes the next logits of a decode step.
+    def __call__(self, step: PagedStep, tokens: mx.array, positions: Positions) -> mx.array:
+        """Computes the logits of a step.
 
         Args:
-            step: has rows only.
             tokens: ``[tokens, 1]``.
+            positions: the tokens whose logits are needed.
 
         Returns:
-            Logits ``[tokens, 1, vocabulary]``.
+            Logits ``[positions, vocabulary]``.
         """
-        if self._gives_up or not self._is_steady(step):
-            return self._plain(step, tokens)
-        compiled = _TRIAL.attempt(lambda: self._compiled(step, tokens))
-        if compiled is not None and (self._checked or self._is_right(compiled, step, tokens)):
+        if self._gives_up or not self._is_steady(step, positions):
+            return self._plain(step, tokens, positions)
+        compiled = _TRIAL.attempt(lambda: self._compiled(step, tokens, positions))
+        if compiled is not None and (
+            self._checked or self._is_right(compiled, step, tokens, positions)
+        ):
             return compiled
         self._gives_up = True
-        return self._plain(step, tokens)
+        return self._plain(step, tokens, positions)
 
-    def compile(self, step: PagedStep, tokens: mx.array) -> None:
+    def compile(self, step: PagedStep, tokens: mx.array, positions: Positions) -> None:
         """Compiles a step's shape in advance, and computes the step; see ``__call__``."""
-        if not _allocated(step):
-            mx.eval(self._plain(step, tokens))
-        self._seen[_shape(step)] = STEADY
+        if not self._is_ready(step):
+            mx.eval(self._plain(step, tokens, positions))
+        self._seen[_shape(step, positions)] = STEADY
         for _ in range(1 if self._checked else 2):
-            mx.eval(self(step, tokens))
+            mx.eval(self(step, tokens, positions))
 
-    def _plain(self, step: PagedStep, tokens: mx.array) -> mx.array:
-        logits: mx.array = self._model(tokens, cache=step.layers())
+    def _plain(self, step: PagedStep, tokens: mx.array, positions: Positions) -> mx.array:
+        logits = self._model(tokens, step.layers(), positions)
+        self._forms = tuple(step.tokens.tiles)
         return logits
 
-    def _is_steady(self, step: PagedStep) -> bool:
+    def _is_ready(self, step: PagedStep) -> bool:
+        """Whether a step can be compiled: what is made at first use is there."""
+        allocated = all(layer.buffers is not None for layer in step.memory.layers)
+        return allocated and self._forms is not None
+
+    def _is_steady(self, step: PagedStep, positions: Positions) -> bool:
         """Counts a step's shape, and returns whether it has been seen often enough."""
-        shape = _shape(step)
+        shape = _shape(step, positions)
         if shape not in self._seen and len(self._seen) >= MAX_SHAPES:
             self._forget()
         self._seen[shape] = self._seen.get(shape, 0) + 1
-        return self._seen[shape] > STEADY and _allocated(step)
+        return self._seen[shape] > STEADY and self._is_ready(step)
 
     def _forget(self) -> None:
         self._seen.clear()
         self._call = mx.compile(self._traced)
 
-    def _compiled(self, step: PagedStep, tokens: mx.array) -> mx.array:
-        own = step.tokens
-        tables = [kind.tables for kind in step.kinds.values()]
-        buffers = [layer.buffers for layer in step.memory.layers]
+    def _compiled(self, step: PagedStep, tokens: mx.array, positions: Positions) -> mx.array:
+        forms = self._forms or ()
+        for form in forms:
+            step.memory.kernels.tile(step.tokens, form)
         call = None if self._routing is None else self._routing.call
-        slots = [] if call is None else [call.own]
         self._step = step
         try:
-            arrays = (own.offset, own.owners, own.begins, own.stops)
-            return self._call(tokens, arrays, tables, buffers, slots)
+            return self._call(
+                tokens,
+                [] if positions is None else [positions],
+                list(step.tokens.arrays),
+                [step.tokens.tiles[form].array for form in forms],
+                [kind.tables for kind in step.kinds.values()],
+                [layer.buffers for layer in step.memory.layers],
+                [] if call is None else [call.own],
+            )
         finally:
             self._step = None
 
     def _traced(
         self,
         tokens: mx.array,
-        arrays: tuple[mx.array, mx.array, mx.array, mx.array],
+        positions: Sequence[mx.array],
+        arrays: Sequence[mx.array],
+        tiles: Sequence[mx.array],
         tables: Sequence[mx.array],
         buffers: Sequence[Sequence[mx.array]],
         slots: Sequence[mx.array],
@@ -128,42 +157,46 @@ class CompiledSteps:
         """The function that is compiled. Every array that changes between steps is an argument.
 
         Args:
-            tokens: ``[rows, 1]``.
-            arrays: those of ``StepTokens``.
+            tokens: ``[tokens, 1]``.
+            positions: the tokens whose logits are needed; empty: all.
+            arrays: ``TokenArrays``.
+            tiles: those of each form of layers.
             tables: the tables of each kind.
             buffers: keys and values of each layer.
-            slots: the slots of the rows' adapters, see ``Routing.traced``; empty without adapters.
+            slots: the slots of the tokens' adapters, see ``Routing.traced``; empty without
+                adapters.
         """
         assert self._step is not None
         step = self._step
-        own = StepTokens(step.tokens.rows, *arrays)
+        own_tiles = dict(zip(self._forms or (), tiles, strict=True))
+        own = step.tokens.with_arrays(TokenArrays(*arrays), own_tiles)
         kinds = dict(zip(step.kinds, (KindStep(own, table) for table in tables), strict=True))
         traced = PagedStep(step.memory, own, kinds, traced=True)
         adapters = nullcontext() if self._routing is None else self._routing.traced(*slots)
         with adapters, traced.running():
-            logits: mx.array = self._model(
-                tokens, cache=traced.layers([KeysValues(*pair) for pair in buffers])
-            )
+            layers = traced.layers([KeysValues(*pair) for pair in buffers])
+            logits = self._model(tokens, layers, positions[0] if positions else None)
         step.memory.effects = []
         return logits
 
-    def _is_right(self, logits: mx.array, step: PagedStep, tokens: mx.array) -> bool:
+    def _is_right(
+        self, logits: mx.array, step: PagedStep, tokens: mx.array, positions: Positions
+    ) -> bool:
         """Whether a plain call gives the same logits.
 
         Later steps rely on the answer only if it comes from a step after the traced one.
         """
         # One after the other: in one graph, both would run at the same time on the same pages.
         mx.eval(logits)
-        right = _TRIAL.passes(lambda: self._plain(step, tokens), lambda: logits)
-        self._checked = right and self._seen[_shape(step)] > STEADY + 1
+        right = _TRIAL.passes(lambda: self._plain(step, tokens, positions), lambda: logits)
+        self._checked = right and self._seen[_shape(step, positions)] > STEADY + 1
         return right
 
 
-def _allocated(step: PagedStep) -> bool:
-    return all(layer.buffers is not None for layer in step.memory.layers)
-
-
-def _shape(step: PagedStep) -> Shape:
+def _shape(step: PagedStep, positions: Positions) -> Shape:
     """The numbers that decide which kernels a step launches."""
+    tokens = step.tokens
     sizes = [size for kind in step.kinds.values() for size in kind.tables.shape]
-    return (step.tokens.offset.size, *sizes)
+    count = tokens.arrays.offset.size
+    needed = count if positions is None else positions.size
+    return (count, tokens.row_limit, needed, bool(tokens.chunks), *sizes)

@@ -83,3 +83,10 @@ class DraftedBand:
 
     def _padded_runs(self, length: int) -> list[Run]:
         return [Run(run.slot, length) for run in self.runs]
+
+
+def row_runs(tokens: int, adapters: Sequence[Slot], drafted: Sequence[DraftedBand]) -> list[Run]:
+    """The adapters of the rows' tokens, of which there are ``tokens``; see ``Forward``."""
+    if drafted:
+        return [run for band in drafted for run in band.runs]
+    return [Run(slot, 1) for slot in adapters] or [Run(None, tokens)]

@@ -14,7 +14,7 @@ from chairlift.cache.batch import BatchCache
 from chairlift.cache.capacity import padded
 from chairlift.cache.kinds import Cache
 from chairlift.cache.packed import BatchStep, packed
-from chairlift.engine.model.drafted import DraftedBand
+from chairlift.engine.model.drafted import DraftedBand, row_runs
 from chairlift.engine.model.head import Head
 from chairlift.engine.model.lora_routing import Routing, Run, Slot
 from chairlift.engine.model.vision.prompt_images import PromptImages
@@ -84,18 +84,16 @@ class PackedTokens(NamedTuple):
     scored: dict[int, slice]
 
 
-def packed_tokens(
-    rows: int, chunks: Seq[Chunk], lengths: Seq[int], padding: int = 0
-) -> PackedTokens:
+def packed_tokens(rows: int, chunks: Seq[Chunk], lengths: Seq[int], tail: int = 0) -> PackedTokens:
     """Arranges the rows' tokens, ``rows``, and chunks, each padded to one of ``lengths``.
 
-    ``padding`` is the number of unused tokens behind those of the rows.
+    ``tail`` is the number of unused tokens behind those of the chunks.
     """
     new: list[int] = []
     places: list[slice] = []
     positions = list(range(rows))
     for chunk, length in zip(chunks, lengths, strict=True):
-        start = rows + padding + len(new)
+        start = rows + len(new)
         places.append(slice(start, start + len(chunk.tokens)))
         positions += [places[-1].stop - 1] * chunk.choices
         new += [*chunk.tokens, *[0] * (length - len(chunk.tokens))]
@@ -105,14 +103,12 @@ def packed_tokens(
         if chunk.scored:
             scored[number] = slice(len(positions), len(positions) + chunk.scored)
             positions += range(place.start, place.start + chunk.scored)
-    return PackedTokens(new, places, positions, sampled, scored)
+    return PackedTokens(new + [0] * tail, places, positions, sampled, scored)
 
 
-def row_runs(tokens: int, adapters: Seq[Slot], drafted: Seq[DraftedBand]) -> list[Run]:
-    """The adapters of the rows' tokens, of which there are ``tokens``; see ``Forward``."""
-    if drafted:
-        return [run for band in drafted for run in band.runs]
-    return [Run(slot, 1) for slot in adapters] or [Run(None, tokens)]
+def padded_positions(packed: PackedTokens, size: int) -> mx.array:
+    """``packed.positions`` as ``[size]`` int32; the rest is 0."""
+    return mx.array(packed.positions + [0] * (size - len(packed.positions)), mx.int32)
 
 
 class Forward:
@@ -243,10 +239,11 @@ class Forward:
         size = self._call_tokens(chunk)
         for start in range(0, count, size):
             part = chunk.tokens[start : start + size]
-            positions = [*range(max(0, min(len(part), chunk.scored - start)))]
+            numbers = [*range(max(0, min(len(part), chunk.scored - start)))]
             is_last = start + size >= count
-            if is_last or not positions:
-                positions.append(len(part) - 1)
+            if is_last or not numbers:
+                numbers.append(len(part) - 1)
+            positions = mx.array(numbers, mx.int32)
             run = Run(chunk.adapter, len(part))
             with (
                 self._given([chunk.inputs(len(part), len(part))]),
@@ -256,7 +253,7 @@ class Forward:
             ):
                 tokens = self._after(last, mx.array([part], mx.int32))
                 last = result = self._model(tokens, cache=cache.layers)
-            result = result[0] if seen else result[0, mx.array(positions)]
+            result = result[0] if seen else result[0, positions]
             if is_last or chunk.scored > start:
                 results.append(result)
             if chunk.pooled:
@@ -314,16 +311,25 @@ class Forward:
             size: the number of lines of logits to compute instead of so many.
         """
         fed = mx.concatenate([tokens, mx.array(packed.new, mx.int32)])[:, None]
-        count = len(packed.positions)
-        positions = [*packed.positions, *[0] * (size(count) - count)]
-        with self._select(positions, axis=0) as inputs:
-            logits = self._model(fed, cache=layers)
-        logits = logits[:, -1] if inputs else logits[mx.array(positions, mx.int32), -1]
+        positions = padded_positions(packed, size(len(packed.positions)))
+        logits, inputs = self._logits_at(fed, layers, positions)
         return Outcome(
             logits[: size(packed.sampled)] if packed.sampled else None,
             {number: logits[part] for number, part in packed.scored.items()},
             {n: inputs[0][place, 0] for n, place in enumerate(packed.places) if chunks[n].pooled},
         )
+
+    def _logits_at(
+        self, tokens: mx.array, layers: Seq[Any], positions: mx.array
+    ) -> tuple[mx.array, list[mx.array]]:
+        """Calls the model with tokens ``[tokens, 1]``, of which some need logits.
+
+        Returns:
+            Logits ``[positions, vocabulary]``, and the complete inputs of the output layer.
+        """
+        with self._select(positions, axis=0) as inputs:
+            logits = self._model(tokens, cache=layers)
+        return logits[:, -1] if inputs else logits[positions, -1], inputs
 
     def _padded(self, chunk: Chunk) -> int:
         """The padded length of a chunk.
@@ -334,7 +340,7 @@ class Forward:
         step = padded(real, self._multiple) if chunk.choices else real
         return step if cache.offsets[0] + step <= cache.capacity.columns else real
 
-    def _select(self, positions: list[int], axis: int) -> AbstractContextManager[list[mx.array]]:
+    def _select(self, positions: mx.array, axis: int) -> AbstractContextManager[list[mx.array]]:
         """A context in which logits are computed at these positions only.
 
         Yields the list of the output layer's inputs, which stays empty if that layer is unknown.

@@ -29,12 +29,15 @@ class Head:
                 self._replace(layer, "__call__")
 
     @contextmanager
-    def select(self, positions: list[int], axis: int) -> Iterator[list[mx.array]]:
+    def select(self, positions: mx.array, axis: int) -> Iterator[list[mx.array]]:
         """A context in which the output layer computes only these positions of its input's axis.
 
         Yields a list to which each call of the layer appends its complete input.
+
+        Args:
+            positions: ``[positions]`` int32.
         """
-        self._positions, self._axis = mx.array(positions, mx.int32), axis
+        self._positions, self._axis = positions, axis
         self._inputs = []
         try:
             yield self._inputs

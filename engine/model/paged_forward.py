@@ -1,8 +1,7 @@
 """The model calls of a step over pages: one call for all rows and prompt chunks.
 
-Steps of rows alone are compiled. A few prompt tokens, as behind a cached prefix, are computed like
-the tokens of rows, so that their step is one of those: any other step with prompts takes the host
-several milliseconds longer to launch.
+Most calls are compiled: see ``CompiledSteps``. Those that need more than logits to sample from, and
+those of long prompts with adapters, are not.
 """
 
 from __future__ import annotations
@@ -14,23 +13,35 @@ import mlx.core as mx
 
 from chairlift.cache.kinds import Cache
 from chairlift.cache.pages.batch import PagedBatch
-from chairlift.cache.pages.layer import paged_step
+from chairlift.cache.pages.layer import PagedStep, paged_step
 from chairlift.cache.pages.memory import PagedMemory
-from chairlift.cache.pages.page import step_size
+from chairlift.cache.pages.page import doubled, page_count, step_size
 from chairlift.cache.pages.rows import table_widths
 from chairlift.engine.model.compiled import CompiledSteps
-from chairlift.engine.model.drafted import DraftedBand
-from chairlift.engine.model.forward import Chunk, Forward, Outcome, packed_tokens, row_runs
+from chairlift.engine.model.drafted import DraftedBand, row_runs
+from chairlift.engine.model.forward import (
+    Chunk,
+    Forward,
+    Outcome,
+    PackedTokens,
+    packed_tokens,
+    padded_positions,
+)
 from chairlift.engine.model.head import Head
 from chairlift.engine.model.lora_routing import Run, Slot
 
-# Decode steps are compiled in advance for sequences of up to this many tokens, and later ones when
-# they recur.
+# Steps are compiled in advance for sequences of up to this many tokens, and later ones when they
+# recur. Tables of steps with prompts are at least so wide.
 COMPILED_TOKENS = 8192
+MIN_PAGES = page_count(COMPILED_TOKENS)
 # Different tokens of the steps that compile; any vocabulary has so many.
 TRIAL_TOKENS = 8
-# A step's prompt tokens are computed like those of rows if there are at most so many, and if they
-# see at most so many columns: each of them reads its columns by itself.
+# A step with chunks has the shape of one with so many tokens of rows; with more, of one with twice
+# as many, and so on.
+ROWS = 64
+# The tokens of a step are computed one by one if it has at most so many prompt tokens, and if the
+# tokens of chunks see at most so many columns: each of them reads its columns by itself. Attention
+# of chunks reads columns once, and takes the host a third longer to launch.
 FEW_TOKENS, FEW_COLUMNS = 64, 1 << 16
 
 
@@ -39,8 +50,12 @@ class PagedForward(Forward):
 
     def __init__(self, model: Any, head: Head | None) -> None:
         super().__init__(model, head, packs=True)
-        self._steps = CompiledSteps(model)
-        self._adapted_steps = CompiledSteps(model, self.routing)
+        # Steps whose tokens are computed one by one, and steps with chunks: prompts, or rows with
+        # drafts. Each of them without adapters, and with.
+        self._steps = CompiledSteps(self._logits)
+        self._adapted_steps = CompiledSteps(self._logits, self.routing)
+        self._chunk_steps = CompiledSteps(self._logits)
+        self._adapted_chunk_steps = CompiledSteps(self._logits, self.routing)
 
     def __call__(
         self,
@@ -52,110 +67,146 @@ class PagedForward(Forward):
         shifts: Seq[int] = (),  # models that see have columns
     ) -> Outcome:
         rows = cast("list[PagedBatch]", [band for band in bands if len(band)])
+        if not rows and not chunks:
+            return Outcome(None, {}, {})
         runs = row_runs(tokens.shape[0], adapters, drafted)
         counts = [band.counts for band in drafted] if drafted else None
-        if not chunks:
-            if not rows:
-                return Outcome(None, {}, {})
-            return Outcome(self._decode(rows, tokens, runs, counts), {}, {})
-        if _few(tokens, chunks):
-            return self._with_few(rows, tokens, chunks, runs, counts)
-        count = tokens.shape[0]
-        padding = step_size(count) - count
-        lengths = [len(chunk.tokens) for chunk in chunks]
-        prompts = [cast(PagedBatch, chunk.cache) for chunk in chunks]
-        new = list(zip(prompts, lengths, strict=True))
-        total = count + padding + sum(lengths)
-        tail = step_size(total) - total
-        runs += [
-            *([Run(None, padding)] if padding else []),
-            *(Run(chunk.adapter, len(chunk.tokens)) for chunk in chunks),
-            *([Run(None, tail)] if tail else []),
-        ]
-        lengths[-1] += tail
-        packed = packed_tokens(count, chunks, lengths, padding)
-        with (
-            paged_step(rows, new, padding, drafted=counts, tail=tail) as step,
-            self.routing.of(runs),
-        ):
-            fed = _padded(tokens, padding)
-            return self._packed_outcome(fed, packed, chunks, step.layers(), step_size)
+        compute = self._one_by_one if _are_few(rows, counts, chunks) else self._with_chunks
+        return compute(rows, tokens, chunks, runs, counts)
 
     def commit(self, drafted: DraftedBand, kept: Seq[int]) -> None:
         cast(PagedBatch, drafted.cache).advance(kept)
 
-    def compile(self, memory: PagedMemory, max_rows: int) -> None:
-        """Compiles decode steps of up to ``max_rows`` rows and ``COMPILED_TOKENS`` tokens each.
+    def compile(self, memory: PagedMemory, max_rows: int, draft_tokens: int, tokens: int) -> None:
+        """Compiles steps in advance.
 
-        Steps with up to ``FEW_TOKENS`` prompt tokens have these shapes, too. The first ones have
-        the most tokens, which differ: they are compared with others.
+        The first ones of each kind have the most tokens, which differ: they are compared with
+        others.
+
+        Args:
+            max_rows: the most rows of a step.
+            draft_tokens: the most tokens of a row's draft.
+            tokens: the most tokens of a step.
         """
         batch = PagedBatch(memory)
         for rows in dict.fromkeys(map(step_size, range(max_rows + FEW_TOKENS, 0, -1))):
             for pages in table_widths(COMPILED_TOKENS):
                 with paged_step([batch], [], rows, pages) as step:
-                    self._steps.compile(step, mx.arange(rows)[:, None] % TRIAL_TOKENS)
+                    self._steps.compile(step, mx.arange(rows)[:, None] % TRIAL_TOKENS, None)
+        most = min(tokens, max_rows * (1 + draft_tokens))
+        for size in dict.fromkeys(map(step_size, range(tokens, 0, -1))):
+            for limit in dict.fromkeys(_row_limit(rows, size) for rows in range(most, 0, -1)):
+                self._compile_chunks(memory, size, limit)
 
-    def _with_few(
+    def _compile_chunks(self, memory: PagedMemory, tokens: int, row_limit: int) -> None:
+        """Compiles a step with a short prompt, whose other tokens are unused."""
+        prompt = PagedBatch(memory)
+        prompt.join()
+        count = min(tokens, TRIAL_TOKENS)
+        new, tail = [(prompt, count)], tokens - count
+        with paged_step([], new, 0, MIN_PAGES, tail=tail, row_limit=row_limit) as step:
+            numbers = mx.arange(tokens)[:, None] % TRIAL_TOKENS
+            self._chunk_steps.compile(step, numbers, numbers[:row_limit, 0])
+        prompt.reset()
+
+    def _one_by_one(
         self,
         rows: Seq[PagedBatch],
         tokens: mx.array,
         chunks: Seq[Chunk],
-        runs: list[Run],
+        runs: Seq[Run],
         counts: Seq[Seq[int]] | None,
     ) -> Outcome:
-        """A step in which chunks are computed like rows with as many tokens."""
+        """A step in which each token reads its columns by itself; arguments as ``_with_chunks``."""
         lengths = [len(chunk.tokens) for chunk in chunks]
         packed = packed_tokens(tokens.shape[0], chunks, lengths)
-        fed = mx.concatenate([tokens, mx.array(packed.new, mx.int32)])
-        runs = [*runs, *(Run(chunk.adapter, len(chunk.tokens)) for chunk in chunks)]
-        plain = [[1] * len(batch) for batch in rows]
         prompts = [cast(PagedBatch, chunk.cache) for chunk in chunks]
-        own = [*(plain if counts is None else counts), *([length] for length in lengths)]
-        logits = self._decode([*rows, *prompts], fed, runs, own)
+        plain = [[1] * len(batch) for batch in rows]
+        own = [*(counts or plain), *([length] for length in lengths)]
+        padding = step_size(tokens.shape[0] + sum(lengths)) - tokens.shape[0] - sum(lengths)
+        runs = [*runs, *(Run(chunk.adapter, len(chunk.tokens)) for chunk in chunks)]
+        more = packed.new + [0] * padding
+        fed = mx.concatenate([tokens, mx.array(more, mx.int32)]) if more else tokens
+        with (
+            paged_step([*rows, *prompts], [], padding, drafted=own) as step,
+            self.routing.of([*runs, Run(None, padding)] if padding else runs),
+        ):
+            steps = self._steps if self.routing.call is None else self._adapted_steps
+            logits = steps(step, fed[:, None], None)
         for batch, new in zip(rows, plain, strict=True) if counts is None else ():
             batch.advance(new)
         for prompt, length in zip(prompts, lengths, strict=True):
             prompt.advance([length])
         if any(chunk.choices for chunk in chunks):
-            padding = step_size(packed.sampled) - packed.sampled
-            logits = logits[mx.array(packed.positions + [0] * padding, mx.int32)]
-        return Outcome(logits, {}, {})
+            logits = logits[padded_positions(packed, step_size(packed.sampled))]
+        return _outcome(logits, packed, step)
 
-    def _decode(
+    def _with_chunks(
         self,
         rows: Seq[PagedBatch],
         tokens: mx.array,
-        runs: list[Run],
+        chunks: Seq[Chunk],
+        runs: Seq[Run],
         counts: Seq[Seq[int]] | None,
-    ) -> mx.array:
-        """The logits of a step without chunks, padded so that its shape recurs.
+    ) -> Outcome:
+        """A step in which the tokens of a prompt, and those of a row with a draft, are a chunk.
 
         Args:
             counts: the tokens of each row, which stay uncounted; None: each row takes one.
         """
-        padding = step_size(tokens.shape[0]) - tokens.shape[0]
-        fed = _padded(tokens, padding)
+        lengths = [len(chunk.tokens) for chunk in chunks]
+        new = [(cast(PagedBatch, chunk.cache), len(chunk.tokens)) for chunk in chunks]
+        total = tokens.shape[0] + sum(lengths)
+        size = step_size(total)
+        tail = size - total
+        packed = packed_tokens(tokens.shape[0], chunks, lengths, tail)
+        row_limit = _row_limit(packed.sampled, size)
+        runs = [
+            *runs,
+            *(Run(chunk.adapter, len(chunk.tokens)) for chunk in chunks),
+            *([Run(None, tail)] if tail else []),
+        ]
+        plain = any(chunk.scored or chunk.pooled for chunk in chunks)
         with (
-            paged_step(rows, [], padding, drafted=counts) as step,
-            self.routing.of([*runs, Run(None, padding)] if padding else runs),
+            paged_step(rows, new, 0, MIN_PAGES, counts, tail, row_limit) as step,
+            self.routing.of(runs),
         ):
-            steps = self._steps if self.routing.call is None else self._adapted_steps
-            return steps(step, fed[:, None])[:, -1]
+            adapted = self.routing.call is not None
+            if plain or (adapted and chunks):
+                return self._packed_outcome(tokens, packed, chunks, step.layers(), step_size)
+            steps = self._adapted_chunk_steps if adapted else self._chunk_steps
+            fed = mx.concatenate([tokens, mx.array(packed.new, mx.int32)])[:, None]
+            logits = steps(step, fed, padded_positions(packed, row_limit))
+        return _outcome(logits[: step_size(packed.sampled)], packed, step)
+
+    def _logits(self, tokens: mx.array, layers: Seq[Any], positions: mx.array | None) -> mx.array:
+        """See ``ModelCall``."""
+        if positions is not None:
+            return self._logits_at(tokens, layers, positions)[0]
+        logits: mx.array = self._model(tokens, cache=layers)
+        return logits[:, -1]
 
 
-def _few(tokens: mx.array, chunks: Seq[Chunk]) -> bool:
-    """Whether chunks are computed like rows; the step must have logits that are sampled."""
+def _outcome(logits: mx.array, packed: PackedTokens, step: PagedStep) -> Outcome:
+    """The outcome of a step; if none of its logits are sampled, they are evaluated all the same."""
+    if packed.sampled:
+        return Outcome(logits, {}, {})
+    step.memory.effects = [logits]
+    return Outcome(None, {}, {})
+
+
+def _are_few(rows: Seq[PagedBatch], counts: Seq[Seq[int]] | None, chunks: Seq[Chunk]) -> bool:
+    """Whether a step's tokens are computed one by one."""
     if any(chunk.scored or chunk.pooled for chunk in chunks):
         return False
-    lengths = [len(chunk.tokens) for chunk in chunks]
-    seen = (
-        length * (chunk.cache.offsets[0] + length)
-        for chunk, length in zip(chunks, lengths, strict=True)
-    )
-    sampled = tokens.shape[0] or any(chunk.choices for chunk in chunks)
-    return bool(sampled) and sum(lengths) <= FEW_TOKENS and sum(seen) <= FEW_COLUMNS
+    several = [(chunk.cache.offsets[0], len(chunk.tokens)) for chunk in chunks]
+    if sum(new for _, new in several) > FEW_TOKENS:
+        return False
+    for batch, own in zip(rows, counts, strict=True) if counts is not None else ():
+        several += [(old, new) for old, new in zip(batch.offsets, own, strict=True) if new > 1]
+    return sum(new * (old + new) for old, new in several) <= FEW_COLUMNS
 
 
-def _padded(tokens: mx.array, padding: int) -> mx.array:
-    return mx.pad(tokens, (0, padding)) if padding else tokens
+def _row_limit(rows: int, tokens: int) -> int:
+    """The ``StepTokens.row_limit`` of a step with chunks."""
+    return min(tokens, doubled(ROWS, rows))

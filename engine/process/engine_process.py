@@ -154,6 +154,7 @@ def main(folder: Path, warning: str | None) -> None:
     # Imported modules stay forever. Unfrozen, a full collection would visit them and delay a step
     # by tens of milliseconds.
     gc.freeze()
+    gc.enable()
 
     def send(message: FromEngine) -> None:
         if isinstance(message, ModelInfo):

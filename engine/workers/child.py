@@ -53,10 +53,10 @@ def main() -> None:
     # The parent reads answers from standard output. Libraries that print get standard error.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
+    # Neither imports nor a large body, which makes millions of objects, leave reference cycles.
+    gc.disable()
     for name in options.modules:
         importlib.import_module(name)
-    # A large body makes millions of objects, none of them in a reference cycle.
-    gc.disable()
     fixtures: dict[int, Any] = {}
     max_bytes = _used_bytes() + KEEP_BYTES
     answer = Answer()

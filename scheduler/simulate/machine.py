@@ -86,16 +86,16 @@ def _layers(count: int, size: int) -> KVGeometry:
 # The costs are fitted by hand to docs/explanation/performance.md; the limits are the engine's.
 MACHINES = {
     # Qwen3-8B in bfloat16: 36 layers, 8 key heads of 128. Steps of 1, 64 and 256 rows at a context
-    # of 512 take 5.0, 7.8 and 14.3 ms, 1,120 prompt tokens beside 148 rows 33.5 ms. The cost of a
-    # pair is computed: 4 * 4096 operations a layer at 400 TFLOP/s.
+    # of 512 take 5.0, 7.1 and 14.2 ms, 385 and 1,134 prompt tokens beside 128 and 139 rows 18.5 and
+    # 35.5 ms. The cost of a pair is computed: 4 * 4096 operations a layer at 400 TFLOP/s.
     "h200-qwen3-8b": Machine(
-        StepCost(step=5.1e-3, row=16e-6, context=38e-9, token=20e-6, pair=1.5e-9),
+        StepCost(step=5.1e-3, row=16e-6, context=38e-9, token=22e-6, pair=1.5e-9),
         Limits(
             max_rows=256,
             max_step_tokens=256 + 1024,
             kv_bytes=60_000_000_000,
             geometry=_layers(36, 2 * 8 * 128 * 2),
-            step_seconds=0.033,
+            step_seconds=0.02,
             max_step_stretch=1.75,
             paged=True,
         ),

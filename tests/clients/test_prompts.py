@@ -15,8 +15,8 @@ import openai
 import pytest
 from openai import OpenAI
 from support.api.server import Server, serving
-from support.engine.reference import solo_hidden, solo_logprobs
-from support.models import default_model_path
+from support.engine.reference import solo_hidden, solo_logprobs, solo_tokens
+from support.models import write_tiny_default_gguf
 
 from chairlift.engine.config import DEFAULT_MODEL
 from chairlift.engine.hub.source import ModelSource
@@ -34,10 +34,18 @@ TOLERANCE = 1e-3
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "tiny.gguf"
+    write_tiny_default_gguf(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server in float32 on every device, so that its results can be compared with mlx-lm's."""
     folder = tmp_path_factory.mktemp("clients")
-    with serving(folder, "--dtype", "float32", "--max-step-tokens", "48") as running:
+    flags = ("--served-model-name", DEFAULT_MODEL, "--dtype", "float32", "--max-step-tokens", "48")
+    with serving(folder, str(path), *flags) as running:
         yield running
 
 
@@ -56,8 +64,8 @@ def strict(server: Server) -> Iterator[OpenAI]:
 
 
 @pytest.fixture(scope="module")
-def source() -> ModelSource:
-    return ModelSource(DEFAULT_MODEL, "gguf", default_model_path())
+def source(path: Path) -> ModelSource:
+    return ModelSource(DEFAULT_MODEL, "gguf", path)
 
 
 @pytest.fixture(scope="module")
@@ -71,13 +79,14 @@ def tokenizer(source: ModelSource) -> Any:
     return load_tokenizer(source)
 
 
-def _continuations(tokenizer: Any) -> list[tuple[list[int], list[int]]]:
-    """Contexts and continuations, as in a task with several choices."""
+def _continuations(model: Any, tokenizer: Any) -> list[tuple[list[int], list[int]]]:
+    """Contexts and continuations, as in a task with several choices; the last one is greedy."""
     context, rest = tokenizer.encode(TEXT[:80]), tokenizer.encode(TEXT[80:])
     return [
         (context, rest),
         (context, tokenizer.encode(" moving")),
         ([tokenizer.eos_token_id], context),
+        (context, solo_tokens(model, context, 5)),
     ]
 
 
@@ -85,7 +94,7 @@ def test_lm_evals_requests_get_the_logprobs_of_mlx_lm(
     server: Server, model: Any, tokenizer: Any
 ) -> None:
     """lm-eval's "local-completions" sends token ids, requests one more token, and ignores it."""
-    pairs = _continuations(tokenizer)
+    pairs = _continuations(model, tokenizer)
     body = {
         "model": DEFAULT_MODEL,
         "prompt": [context + continuation for context, continuation in pairs],
@@ -120,7 +129,7 @@ def test_lm_eval_itself(server: Server, model: Any, tokenizer: Any) -> None:
         model=DEFAULT_MODEL,
         tokenizer_backend="remote",
     )
-    pairs = _continuations(tokenizer)
+    pairs = _continuations(model, tokenizer)
     requests = [((str(i), ""), *pair) for i, pair in enumerate(pairs)]
     for (context, continuation), (total, _) in zip(
         pairs, harness._loglikelihood_tokens(requests), strict=True
@@ -182,9 +191,9 @@ def test_embeddings_with_the_official_client(
     plain = strict.embeddings.create(encoding_format="float", **body)
     assert plain.data[0].embedding == pytest.approx(reply.data[9].embedding, abs=1e-5)
     last: Any = client.embeddings.create(
-        dimensions=64, extra_body={"pooling": "last", "normalize": False}, **body
+        dimensions=48, extra_body={"pooling": "last", "normalize": False}, **body
     )
-    expected = solo_hidden(model, body["input"])[-1, :64]
+    expected = solo_hidden(model, body["input"])[-1, :48]
     assert mx.allclose(mx.array(last.data[0].embedding), expected, rtol=1e-3, atol=1e-3)
 
 
@@ -195,7 +204,7 @@ def test_embeddings_over_plain_http(server: Server) -> None:
     raw = base64.b64decode(reply["data"][0]["embedding"])
     assert np.linalg.norm(np.frombuffer(raw, "<f4")) == pytest.approx(1)
     for wrong, param in (
-        ({"dimensions": 577}, "dimensions"),
+        ({"dimensions": 65}, "dimensions"),
         ({"pooling": "max"}, "pooling"),
         ({"input": ["x", ""]}, "input"),
         ({"input": [[49152]]}, "input"),

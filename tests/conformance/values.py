@@ -14,11 +14,16 @@ def _all(names: str, value: Any) -> dict[str, Any]:
     return dict.fromkeys(names.split(), value)
 
 
+# The smallest size of heads for which there are kernels over pages.
+PAGED_HEAD_DIM = 64
+_WIDTHS = "hidden_size hidden_dim d_model n_embd model_dim"
+_HEAD_DIMS = "head_dim hidden_size_per_head kv_channels swa_head_dim"
+
 # Other fields keep their defaults. A field without a default is an error until it is added here.
 VALUES: dict[str, Any] = {
     **_all("vocab_size vocab_size_per_layer_input num_vocab", VOCAB),
     # Widths.
-    **_all("hidden_size hidden_dim d_model n_embd model_dim", HIDDEN),
+    **_all(_WIDTHS, HIDDEN),
     **_all("intermediate_size intermediate_size_mlp n_inner ffn_hidden_size", 96),
     **_all("ff_intermediate_size dense_intermediate_size block_dim", 96),
     **_all("moe_intermediate_size shared_expert_intermediate_size expert_ffn_hidden_size", 32),
@@ -30,7 +35,7 @@ VALUES: dict[str, Any] = {
     **_all("num_key_value_heads num_kv_heads n_kv_heads num_attention_groups", KV_HEADS),
     **_all("swa_num_attention_heads num_swa_attention_heads", HEADS),
     **_all("swa_num_key_value_heads num_swa_key_value_heads", KV_HEADS),
-    **_all("head_dim hidden_size_per_head kv_channels swa_head_dim", HEAD_DIM),
+    **_all(_HEAD_DIMS, HEAD_DIM),
     **_all("linear_num_key_heads mamba_n_groups n_groups", 2),
     **_all("linear_num_value_heads mamba_n_heads mamba_num_heads", 4),
     **_all("linear_key_head_dim linear_value_head_dim mamba_d_head mamba_head_dim", 16),
@@ -85,3 +90,8 @@ VALUES: dict[str, Any] = {
     **_all("use_conv_bias mamba_conv_bias use_qk_norm qk_norm norm_topk_prob", True),
     **_all("hidden_act", "silu"),
 }
+
+
+def widen() -> None:
+    """Gives all models heads of ``PAGED_HEAD_DIM``."""
+    VALUES.update(_all(_WIDTHS, HEADS * PAGED_HEAD_DIM) | _all(_HEAD_DIMS, PAGED_HEAD_DIM))

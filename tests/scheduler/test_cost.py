@@ -53,6 +53,19 @@ def test_the_model_follows_a_machine_that_becomes_slower() -> None:
     assert model.seconds(Work(10, 5000)) == pytest.approx(_machine(0.25)(Work(10, 5000)), rel=0.1)
 
 
+def test_steps_of_few_rows_do_not_push_out_those_of_many() -> None:
+    """A fit through noisy steps of few rows would say anything about many."""
+    random_, model, seconds = random.Random(0), CostModel(), _machine(1.0)
+    for rows in [*range(1, 257, 4), *[random_.randrange(1, 15) for _ in range(2000)]]:
+        work = Work(rows, rows * random_.randrange(100, 900))
+        # Few rows wait for the host, which takes as long for each number of rows.
+        model.learn(work, max(seconds(work), 8e-3) * random_.uniform(0.8, 1.2))
+        model.seconds(work)
+    for rows in (100, 140, 250):
+        work = Work(rows, 500 * rows)
+        assert model.seconds(work) == pytest.approx(seconds(work), rel=0.25)
+
+
 def test_a_step_of_zero_seconds_does_no_harm() -> None:
     model = CostModel()
     model.learn(Work(1, 10), 0.0)

@@ -38,14 +38,14 @@ def tiny_config(
 ) -> dict[str, Any]:
     """The config.json of a tiny model: 64 wide, 4 heads, 2 KV heads, context 4096.
 
-    gemma3 has 4 layers, of which the third is global and the others have a sliding window. lfm2 has
-    4; every other one is a short convolution with a recurrent state. The others have 2 layers.
+    gemma3 has 3 layers: the second is global, the others have a sliding window. lfm2 has 4; every
+    other one is a short convolution with a recurrent state. The others have 2 layers.
     With ``tied`` False the output matrix is separate from the embedding.
     """
     config: dict[str, Any] = {
         "model_type": kind,
         "hidden_size": 64,
-        "num_hidden_layers": layers or (4 if kind == "gemma3" else 2),
+        "num_hidden_layers": layers or (3 if kind == "gemma3" else 2),
         "intermediate_size": 128,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
@@ -76,7 +76,7 @@ def tiny_config(
             "query_pre_attn_scalar": 16,
             "rope_local_base_freq": 1000.0,
             "sliding_window": sliding_window,
-            "sliding_window_pattern": 3,
+            "sliding_window_pattern": 2,
         }
     return config
 

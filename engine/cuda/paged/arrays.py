@@ -20,7 +20,8 @@ class TokenStep(NamedTuple):
         owners: ``[tokens]`` int32, the row of ``tables``.
         begins: ``[tokens]`` int32, the first position of the token's sequence in this step. Keys
             from there on are read from the step's arrays, older ones from the pool.
-        lengths: ``[tokens]`` int32, the visible columns, the token's own included.
+        lengths: ``[tokens]`` int32, the visible columns, the token's own included; 0: the token is
+            not computed.
         stops: ``[tokens]`` int32, the token's position plus one.
     """
 
@@ -40,13 +41,18 @@ class ChunkStep(NamedTuple):
             arrays, the position of that token, the chunk's tokens, the row of ``tables``, the
             tile's first token within the chunk (a multiple of ``chunk_attention.tile_tokens``), the
             number of the split, the number of the tile's splits, and the tile's first slot for
-            their results. The last ones start first.
-        slots: slots of all tiles that are split.
+            their results. The last ones start first. A tile without splits copies the results of
+            single tokens from ``decoded``; one of zeros does nothing.
+        slots: slots of all tiles that are split, or more.
+        lengths: ``[tokens]`` int32, above 0 for single tokens.
+        decoded: ``[tokens of rows, heads, 1, dim]``, results of single tokens.
     """
 
     tables: mx.array
     tiles: mx.array
     slots: int
+    lengths: mx.array
+    decoded: mx.array
 
 
 def scale_array(scale: float) -> mx.array:

@@ -66,7 +66,7 @@ def chunk_attention(
         new: ``[tokens, key heads, 1, dim]``.
         pool: ``[pages, key heads, PAGE_TOKENS, dim]``, contiguous; packed, if there is a
             quantization, and then nothing is written: ``packing.pack`` does that.
-        step: the chunks, which need not have all of the tokens.
+        step: the chunks, which need not have all of the tokens, and the results of others.
         scale: factor of the scores, positive.
         window: how many columns a token sees at most, its own included; None: all.
         sinks: ``[heads]``, or None.
@@ -93,7 +93,7 @@ def _compile(
     pool = empty_pool(dim, dtype, quantization)
     sinks = mx.zeros((group,)) if with_sinks else None
     tiles = mx.array([[0, 0, 1, 0, 0, 0, 1, 0]], mx.int32)
-    step = ChunkStep(mx.zeros((1, 1), mx.int32), tiles, 0)
+    step = ChunkStep(mx.zeros((1, 1), mx.int32), tiles, 0, mx.zeros((1,), mx.int32), queries)
     mx.eval(_attend(queries, KeysValues(new, new), pool, step, 1.0, None, sinks, quantization))
 
 
@@ -121,6 +121,8 @@ def _attend(
             *pool,
             step.tables,
             step.tiles,
+            step.lengths,
+            step.decoded,
             _counters(1 << (places - 1).bit_length() if places else 1),
             scale_array(scale),
             window_array(window),
@@ -170,6 +172,8 @@ def _kernel(blocks: int) -> Any:
             "values",
             "tables",
             "tiles",
+            "lengths",
+            "decoded",
             "counters",
             "scale",
             "window",

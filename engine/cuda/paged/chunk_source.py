@@ -22,6 +22,15 @@ SOURCE = """
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
   const int* tile = tiles + (gridDim.y - 1 - blockIdx.y) * tiles_shape[1];
   const int begin = tile[1], first = tile[4], split = tile[5], splits = tile[6];
+  if (splits == 0) {  // single tokens, which are computed
+    constexpr int OWN = HEADS * DIM / 8;  // of a token, this block's pieces of 16 bytes
+    for (int i = threadIdx.x; i < tile[2] * OWN; i += THREADS) {
+      if (lengths[tile[0] + i / OWN] == 0) continue;
+      const long at = ((long)(tile[0] + i / OWN) * heads + head) * DIM + i % OWN * 8;
+      *(Eight<T>*)(out + at) = *reinterpret_cast<const Eight<T>*>(decoded + at);
+    }
+    return;
+  }
   const int* table = tables + (long)tile[3] * tables_shape[1];
   const int tokens = min(ROWS / HEADS, tile[2] - first);
   const int position = begin + first, stop = position + tokens;

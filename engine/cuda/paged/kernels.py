@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import mlx.core as mx
 
 from chairlift.cache.pages.kernels import KeysValues
-from chairlift.cache.pages.step import KindStep
+from chairlift.cache.pages.step import KindStep, StepTokens
 from chairlift.cache.quantized import Quantization
 from chairlift.engine.cuda.paged import put as paged_put
-from chairlift.engine.cuda.paged.arrays import TokenStep
+from chairlift.engine.cuda.paged.arrays import ChunkStep, TokenStep
 from chairlift.engine.cuda.paged.chunk_attention import chunk_attention
 from chairlift.engine.cuda.paged.copy_pages import copy_pages
 from chairlift.engine.cuda.paged.packing import pack
-from chairlift.engine.cuda.paged.tiles import chunk_step
+from chairlift.engine.cuda.paged.tiles import Form, tile
 from chairlift.engine.cuda.paged.token_attention import DTYPES, HEAD_DIMS, token_attention
 
 
@@ -31,23 +33,29 @@ class CudaPages:
         quantization: Quantization | None,
     ) -> mx.array:
         check(*new)
-        tokens, rows = step.tokens, step.tokens.rows
+        tokens, arrays = step.tokens, step.tokens.arrays
         if quantization is not None:
-            places = step.tables, tokens.owners, tokens.stops
+            places = step.tables, arrays.owners, arrays.stops
             new = pack(new, buffers, *places, quantization)
-        more = scale, window, sinks, quantization
-        if not tokens.chunks or queries.dtype == mx.float32:
-            return _token_by_token(queries, new, buffers, step, *more)
-        first = KeysValues(new.keys[:rows], new.values[:rows])
-        rest = KeysValues(new.keys[rows:], new.values[rows:])
+        by_chunk = bool(tokens.chunks) and queries.dtype != mx.float32
+        seen = TokenStep(
+            *(step.tables, arrays.owners, arrays.begins),
+            *(step.lengths(window, rows_only=by_chunk), arrays.stops),
+        )
+        count = tokens.row_limit if by_chunk else None
+        single = token_attention(
+            *(queries, new, buffers, seen, scale, sinks, window, quantization, count)
+        )
+        if not by_chunk:
+            return single
         _, key_heads, _, dim = new.keys.shape
-        group = queries.shape[1] // key_heads
-        chunks = chunk_step(step.tables, tokens, key_heads, group, dim, window)
-        mixed = chunk_attention(queries[rows:], rest, buffers, chunks, *more)
-        if not rows:
-            return mixed
-        decoded = _token_by_token(queries[:rows], first, buffers, step, *more)
-        return mx.concatenate([decoded, mixed])
+        tiles = tile(tokens, Form(key_heads, queries.shape[1] // key_heads, dim, window))
+        chunks = ChunkStep(step.tables, tiles.array, tiles.slots, seen.lengths, single)
+        return chunk_attention(queries, new, buffers, chunks, scale, window, sinks, quantization)
+
+    def tile(self, tokens: StepTokens, form: Hashable) -> None:
+        assert isinstance(form, Form)
+        tile(tokens, form)
 
     def put(self, buffers: KeysValues, new: KeysValues, slots: mx.array) -> mx.array:
         check_alike(*new)
@@ -55,23 +63,6 @@ class CudaPages:
 
     def copy(self, buffers: KeysValues, pairs: mx.array) -> mx.array:
         return copy_pages(buffers, pairs)
-
-
-def _token_by_token(
-    queries: mx.array,
-    new: KeysValues,
-    buffers: KeysValues,
-    step: KindStep,
-    scale: float,
-    window: int | None,
-    sinks: mx.array | None,
-    quantization: Quantization | None,
-) -> mx.array:
-    """Attention of the first tokens of a step, each by itself."""
-    count, tokens = len(queries), step.tokens
-    arrays = (tokens.owners, tokens.begins, step.lengths(window), tokens.stops)
-    seen = TokenStep(step.tables, *(array[:count] for array in arrays))
-    return token_attention(queries, new, buffers, seen, scale, sinks, window, quantization)
 
 
 def check(keys: mx.array, values: mx.array) -> None:

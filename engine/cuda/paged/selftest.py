@@ -16,7 +16,7 @@ from chairlift.engine.cuda.paged.arrays import ChunkStep, TokenStep
 from chairlift.engine.cuda.paged.chunk_attention import chunk_attention
 from chairlift.engine.cuda.paged.copy_pages import copy_pages
 from chairlift.engine.cuda.paged.put import put
-from chairlift.engine.cuda.paged.tiles import chunk_tiles
+from chairlift.engine.cuda.paged.tiles import Form, chunk_tiles
 from chairlift.engine.cuda.paged.token_attention import token_attention
 from chairlift.engine.model.trials.trial import Trial, elementwise, identical
 
@@ -35,6 +35,8 @@ _KEY_HEADS, _GROUP, _DIM, _SCALE = 2, 4, 128, 0.1
 # Old and new tokens of prompt chunks, at and around the ends of pages and of tiles. The last one
 # has so many columns that several blocks compute them.
 _CHUNKS = ((0, 70), (130, 21), (64, 1), (1060, 20))
+# Old tokens of the rows before them.
+_ROWS = (37, 300)
 
 
 def kernels_work() -> bool:
@@ -75,22 +77,26 @@ def tokens_right(count: int, window: int | None, with_sinks: bool) -> bool:
 
 
 def chunks_right(window: int | None, with_sinks: bool) -> bool:
-    """Tries ``chunk_attention`` of several chunks at once."""
-    inputs = _inputs(_CHUNKS, with_sinks)
-    firsts = accumulate((new for _, new in _CHUNKS), initial=0)
+    """Tries ``chunk_attention`` of several chunks at once, behind rows whose results it copies."""
+    rows = len(_ROWS)
+    inputs = _inputs([*((old, 1) for old in _ROWS), *_CHUNKS], with_sinks)
+    firsts = accumulate((new for _, new in _CHUNKS), initial=rows)
     places = [
         ChunkPlace(first, old, new, row)
-        for row, (first, (old, new)) in enumerate(zip(firsts, _CHUNKS, strict=False))
+        for row, (first, (old, new)) in enumerate(zip(firsts, _CHUNKS, strict=False), rows)
     ]
-    tiles, slots = chunk_tiles(places, _KEY_HEADS, _GROUP, _DIM, window)
-    step = ChunkStep(inputs.tables, tiles, slots)
-    return _right(
-        inputs,
-        window,
-        lambda: chunk_attention(
-            inputs.queries, inputs.new, inputs.pool, step, _SCALE, window, inputs.sinks
-        ),
-    )
+    tiles, slots = chunk_tiles(places, rows, Form(_KEY_HEADS, _GROUP, _DIM, window))
+    stops = inputs.positions + 1
+    lengths = mx.where(mx.arange(stops.size) < rows, mx.minimum(stops, window or stops), 0)
+    tokens = TokenStep(inputs.tables, inputs.owners, inputs.begins, lengths, stops)
+
+    def ours() -> mx.array:
+        own = inputs.queries, inputs.new, inputs.pool
+        decoded = token_attention(*own, tokens, _SCALE, inputs.sinks, count=rows + 1)
+        step = ChunkStep(inputs.tables, mx.array(tiles), slots, lengths, decoded)
+        return chunk_attention(*own, step, _SCALE, window, inputs.sinks)
+
+    return _right(inputs, window, ours)
 
 
 def put_right() -> bool:

@@ -1,15 +1,17 @@
-"""Cuts the prompt chunks of a step into tiles, which ``chunk_attention`` computes in blocks."""
+"""Cuts the tokens of a step with chunks into tiles, which ``chunk_attention`` computes in blocks.
+
+The number of tiles, and that of their slots, depend on the step's size alone: tiles of zeros fill
+them up, whose blocks end at once. So launches recur, and a step can be compiled.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
-import mlx.core as mx
 import numpy as np
 
-from chairlift.cache.pages.step import ChunkPlace, StepTokens
-from chairlift.engine.cuda.paged.arrays import ChunkStep
+from chairlift.cache.pages.step import ChunkPlace, StepTokens, Table, Tiles, uploaded
 from chairlift.engine.cuda.paged.chunk_attention import block_columns, blocks_per_tile, tile_tokens
 
 # A tile's columns are split if there are fewer blocks than this, about four for each processor of a
@@ -17,53 +19,80 @@ from chairlift.engine.cuda.paged.chunk_attention import block_columns, blocks_pe
 BLOCKS = 528
 # The least columns of a split: merging takes as long as a few hundred columns.
 MIN_COLUMNS = 512
+# Numbers of a tile; see ``ChunkStep``.
+NUMBERS = 8
 
 
-def chunk_step(
-    tables: mx.array,
-    tokens: StepTokens,
-    key_heads: int,
-    group: int,
-    dim: int,
-    window: int | None,
-) -> ChunkStep:
-    """The tiles of a step's chunks, which are counted from the first chunk's first token.
+class Form(NamedTuple):
+    """What the tiles of a layer depend on; layers of the same form share them.
 
-    Args:
-        tables: ``[sequences, width]`` int32.
-        tokens: the step's tokens; all layers of the same form share the tiles.
+    Attributes:
+        key_heads: key heads.
         group: query heads that share a key head.
         dim: the size of a head.
         window: how many columns a token sees at most, its own included; None: all.
     """
-    form = (key_heads, group, dim, window)
+
+    key_heads: int
+    group: int
+    dim: int
+    window: int | None
+
+
+def tile(tokens: StepTokens, form: Form) -> Tiles:
+    """The tiles of a form, which are made once."""
     if form not in tokens.tiles:
-        tokens.tiles[form] = chunk_tiles(tokens.chunks, *form)
-    tiles, slots = tokens.tiles[form]
-    return ChunkStep(tables, tiles, slots)
+        found, slots = chunk_tiles(tokens.chunks, tokens.rows, form)
+        limits = tile_limits(tokens.arrays.stops.size, tokens.row_limit, tokens.chunk_limit, form)
+        assert (len(found), slots) <= limits, (len(found), slots, limits)
+        assert slots <= limits.slots, (slots, limits)
+        (array,) = uploaded([np.pad(found, ((limits.tiles - len(found), 0), (0, 0)))])
+        tokens.tiles[form] = Tiles(array, limits.slots)
+    return tokens.tiles[form]
 
 
-def chunk_tiles(
-    chunks: Sequence[ChunkPlace], key_heads: int, group: int, dim: int, window: int | None
-) -> tuple[mx.array, int]:
-    """``ChunkStep.tiles`` and its ``slots``; see ``chunk_step``."""
-    size, columns = tile_tokens(group), block_columns(dim)
-    tiles: list[tuple[int, ...]] = []
-    units: list[int] = []
-    for chunk in chunks:
-        for start in range(0, chunk.tokens, size):
-            first = chunk.position + start
-            stop = min(first + size, chunk.position + chunk.tokens)
-            oldest = max(0, first + 1 - window) if window else 0
-            units.append(math.ceil(stop / columns) - oldest // columns)
-            place = (chunk.token - chunks[0].token, chunk.position, chunk.tokens, chunk.sequence)
-            tiles.append((*place, start))
-    share = math.ceil(sum(units) * key_heads * blocks_per_tile(group) / BLOCKS)
-    most = max(share, MIN_COLUMNS // columns)
-    split: list[tuple[int, ...]] = []
-    slots = 0
-    for number in sorted(range(len(tiles)), key=lambda number: min(units[number], most)):
-        splits = math.ceil(units[number] / most)
-        split += [(*tiles[number], part, splits, slots) for part in range(splits)]
-        slots += splits if splits > 1 else 0
-    return mx.array(np.array(split, np.int32)), slots
+class TileLimits(NamedTuple):
+    """Upper bounds of the number of tiles, with each split counted, and of their slots."""
+
+    tiles: int
+    slots: int
+
+
+def tile_limits(tokens: int, row_limit: int, chunk_limit: int, form: Form) -> TileLimits:
+    """The limits of all steps of a size; see ``StepTokens``.
+
+    The last tile of each chunk may not be full, nor that of the single tokens. Splits add at most
+    ``BLOCKS`` blocks to all tiles together, and a tile that is split has less than twice its share
+    of these.
+    """
+    more = BLOCKS // (form.key_heads * blocks_per_tile(form.group)) + 1
+    size = tile_tokens(form.group)
+    begun = chunk_limit + row_limit // 2 + row_limit // size + 1
+    return TileLimits(tokens // size + begun + more, 2 * more)
+
+
+def chunk_tiles(chunks: Sequence[ChunkPlace], rows: int, form: Form) -> tuple[Table, int]:
+    """``ChunkStep.tiles`` of chunks and of the first ``rows`` tokens, and the slots they use."""
+    size, columns = tile_tokens(form.group), block_columns(form.dim)
+    places = np.array(chunks, np.int32).reshape(-1, 4)
+    counts = -(-places[:, 2] // size)
+    owners = np.repeat(places, counts, axis=0)
+    starts = size * (np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts))
+    firsts = owners[:, 1] + starts
+    stops = np.minimum(firsts + size, owners[:, 1] + owners[:, 2])
+    oldest = np.maximum(0, firsts + 1 - form.window) if form.window else 0
+    units = -(-stops // columns) - oldest // columns
+    share = -(-units.sum() * form.key_heads * blocks_per_tile(form.group) // BLOCKS)
+    most = max(int(share), MIN_COLUMNS // columns)
+    order = np.argsort(np.minimum(units, most), kind="stable")
+    splits = -(-units[order] // most)
+    slots = np.where(splits > 1, splits, 0)
+    whole = np.column_stack([owners[order], starts[order], splits, np.cumsum(slots) - slots])
+    each = np.repeat(whole, splits, axis=0)
+    parts = np.arange(len(each)) - np.repeat(np.cumsum(splits) - splits, splits)
+    # The slots of tiles that are not split are never used.
+    split = np.column_stack([each[:, :5], parts, each[:, 5:]])
+    copied = np.zeros((-(-rows // size), NUMBERS), np.int32)
+    copied[:, 0] = np.arange(0, rows, size)
+    copied[:, 2] = np.minimum(size, rows - copied[:, 0])
+    return np.concatenate([copied, split]).astype(np.int32), int(slots.sum())

@@ -49,6 +49,7 @@ def token_attention(
     sinks: mx.array | None = None,
     window: int | None = None,
     quantization: Quantization | None = None,
+    count: int | None = None,
 ) -> mx.array:
     """Attention of each query token to the columns that it sees; writes the new tokens to the pool.
 
@@ -62,16 +63,18 @@ def token_attention(
         sinks: ``[heads]``, or None.
         window: upper bound of ``step.lengths``; None: the tables' columns are.
         quantization: that of the pool.
+        count: only so many tokens, the first ones, are computed; None: all.
 
     Returns:
-        ``[tokens, heads, 1, dim]`` of the queries' type.
+        ``[count, heads, 1, dim]`` of the queries' type; undefined for tokens without columns.
     """
     group = queries.shape[1] // pool.keys.shape[1]
     _compile(queries.dtype, queries.shape[3], group, sinks is not None, quantization)
     columns = step.tables.shape[1] * PAGE_TOKENS
-    span = _span(len(queries) * queries.shape[1] // _heads_per_block(group))
+    count = len(queries) if count is None else count
+    span = _span(count * queries.shape[1] // _heads_per_block(group))
     splits = -(-(min(columns, window or columns) + 16) // span)
-    return _attend(queries, new, pool, step, scale, sinks, span, splits, quantization)
+    return _attend(queries, new, pool, step, scale, sinks, span, splits, quantization, count)
 
 
 def _span(blocks: int) -> int:
@@ -98,7 +101,7 @@ def _compile(
         mx.eval(
             _attend(
                 *(queries, KeysValues(new, new), pool, step, 1.0, sinks),
-                *(MAX_SPAN, splits, quantization),
+                *(MAX_SPAN, splits, quantization, 1),
             )
         )
 
@@ -119,9 +122,10 @@ def _attend(
     span: int,
     splits: int,
     quantization: Quantization | None,
+    tokens: int,
 ) -> mx.array:
-    """Launches the kernels."""
-    tokens, heads, _, dim = queries.shape
+    """Launches the kernels for the first ``tokens`` tokens."""
+    _, heads, _, dim = queries.shape
     group = heads // pool.keys.shape[1]
     heads_per_block = _heads_per_block(group)
     blocks = heads // heads_per_block

@@ -19,6 +19,7 @@ BEGIN = """
   const int head = blockIdx.y * HEADS;  // the first of the part
   const int heads = gridDim.y * HEADS;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (lengths[token] == 0) return;
   const int* table = tables + (long)owners[token] * tables_shape[1];
   const int begin = begins[token], stop = stops[token], start = stop - lengths[token];
   const int unit = start / UNIT, units = (stop + UNIT - 1) / UNIT - unit;

@@ -22,7 +22,8 @@ from support.api.api_server import (
 from support.api.credentials import ALICE, BOB, alice_and_bob, bearer
 
 from chairlift.api.errors import UnknownItem, UnknownResponse
-from chairlift.api.responses.store import ENTRY_BYTES, ITEM_BYTES, ResponseStore, StoredResponse
+from chairlift.api.responses.replies import ENTRY_BYTES, ITEM_BYTES, StoredResponse
+from chairlift.api.responses.store import ResponseStore
 
 PATH = "/v1/responses"
 WEATHER = {"type": "function", "name": "weather", "parameters": {"type": "object"}}

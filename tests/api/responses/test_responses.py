@@ -21,7 +21,8 @@ from support.api.credentials import ALICE, BOB, alice_and_bob, bearer
 from support.api.fake_engine import FakeEngine, Scripted, model_info
 
 from chairlift.api.errors import UnknownResponse
-from chairlift.api.responses.store import ENTRY_BYTES, ResponseStore, StoredResponse
+from chairlift.api.responses.replies import ENTRY_BYTES, StoredResponse
+from chairlift.api.responses.store import ResponseStore
 
 PATH = "/v1/responses"
 

@@ -13,6 +13,7 @@ import pydantic
 import pytest
 from pydantic import BaseModel
 
+from chairlift.api.errors import problem_of
 from chairlift.api.schemas.bounds import MAX_OBJECT_VALUES
 from chairlift.api.schemas.request import Request
 from chairlift.api.schemas.schemas import parse
@@ -62,6 +63,13 @@ def bodies(kind: type[Request]) -> Iterator[tuple[str, bytes]]:
             yield f"{shape} as {name}", opened + f'"{name}":'.encode() + value + b"}"
 
 
+def assert_short(error: Exception) -> None:
+    """NOTE: ``str`` of pydantic's errors takes long: it shows all of the input before it is cut."""
+    assert len(problem_of(error).message) < 10_000
+    if isinstance(error, pydantic.ValidationError):
+        assert error.error_count() < 60
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: str(kind.__name__))
 def test_no_field_retains_many_objects(kind: type[Request]) -> None:
@@ -70,5 +78,5 @@ def test_no_field_retains_many_objects(kind: type[Request]) -> None:
         try:
             retained[name] = objects(parse(kind, body))
         except (RequestError, pydantic.ValidationError) as error:
-            assert len(str(error)) < 10_000  # noqa: PT017
+            assert_short(error)
     assert {name: count for name, count in retained.items() if count > MAX_OBJECT_VALUES // 2} == {}

@@ -56,9 +56,13 @@ async def test_requests_that_outlast_the_drain_get_an_error() -> None:
         assert len(server.service.drain) == 0
 
 
+# Seconds, in which even a busy machine sends the first tokens.
+LIMIT = 1.5
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("server_s", "client_s"), [(0.4, None), (None, 0.4), (60.0, 0.4), (0.4, 60)]
+    ("server_s", "client_s"), [(LIMIT, None), (None, LIMIT), (60.0, LIMIT), (LIMIT, 60)]
 )
 async def test_a_request_over_its_time_limit_ends_with_an_error(
     server_s: float | None, client_s: float | None
@@ -68,12 +72,12 @@ async def test_a_request_over_its_time_limit_ends_with_an_error(
         began = time.monotonic()
         status, reply = await server.post("/v1/completions", {"prompt": "x", **limit})
         assert (status, reply["error"]["code"]) == (504, "timeout")
-        assert reply["error"]["message"] == "not done within 0.4 s"
+        assert reply["error"]["message"] == f"not done within {LIMIT} s"
         events = await server.events("/v1/chat/completions", {**CHAT, **limit})
         error = json.loads(events[-2].removeprefix("data: "))["error"]
-        assert (error["type"], error["message"]) == ("timeout_error", "not done within 0.4 s")
+        assert (error["type"], error["message"]) == ("timeout_error", f"not done within {LIMIT} s")
         assert "content" in events[-3]
-        assert 0.8 < time.monotonic() - began < 60
+        assert 2 * LIMIT < time.monotonic() - began < 60
         assert len(server.engine.closed) == 2
 
 

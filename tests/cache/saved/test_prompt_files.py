@@ -92,7 +92,7 @@ def test_a_model_continues_from_its_mlx_lm_file(tmp_path: Path, prompt: int) -> 
         model(tokens[:, i : i + 1], cache=theirs)
     path = tmp_path / "a.safetensors"
     save_prompt_cache(str(path), theirs)
-    batch.join(Snapshot(0, 0, (None,) * 4))
+    batch.join(Snapshot(0, 0, (None,) * len(theirs)))
     with batch.step(1):
         mx.eval(model(tokens[:, :1], cache=batch.layers))
     template = template_of(layer_kinds(model), batch.extract(0))

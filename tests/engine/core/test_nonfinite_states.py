@@ -13,7 +13,7 @@ from support.engine.bench import Bench
 from support.tiny import VOCAB_SIZE, tiny_model
 
 from chairlift.cache.batch import BatchCache
-from chairlift.cache.snapshot import LayerKind
+from chairlift.cache.snapshot import KVPiece, LayerKind, Snapshot
 from chairlift.engine.cpu import kernels
 
 # The token whose embedding is NaN.
@@ -75,7 +75,7 @@ def test_a_broken_row_does_not_affect_the_next(bad: dict[str, Any], eager: bool)
 
 
 def test_rows_that_leave_are_overwritten() -> None:
-    """Completely if they are not finite; else the newest column, if no row takes the place."""
+    """Completely if they are not finite; else the newest column, when another sequence joins."""
     batch = BatchCache([LayerKind(None), LayerKind(8)])
     for _ in range(4):
         batch.join(columns=12)
@@ -91,5 +91,25 @@ def test_rows_that_leave_are_overwritten() -> None:
         assert mx.array_equal(new[0], old[0])
         assert mx.array_equal(new[1, :, :5], old[3, :, :5])
         assert not new[1, :, 5:columns].any()
-        assert mx.array_equal(new[2, :, :4], old[2, :, :4])
+        assert mx.array_equal(new[2:], old[2:])
+    assert [batch.join(), batch.join()] == [2, 3]
+    for old, new in zip(before, batch.state, strict=True):
+        assert mx.array_equal(new[2:, :, :4], old[2:, :, :4])
         assert not new[2:, :, 4].any()
+
+
+@pytest.mark.parametrize("tokens", [2, 3])
+def test_a_row_that_moves_hides_the_newest_column_of_the_row_before(tokens: int) -> None:
+    """A step that is not read yet may have written NaN there; the row may have a token there."""
+    batch = BatchCache([LayerKind()])
+    for count in (3, 3, tokens):
+        values = mx.ones((1, 2, count, 4))
+        if not batch.offsets:
+            values[:, :, -1] = mx.nan
+        batch.join(Snapshot(0, count, (KVPiece(values, values),)), columns=8)
+    assert batch.leave({0}) == [2, 1]
+    mx.eval(batch.take_moves())
+    assert all(
+        mx.array_equal(array[0, :, :tokens], mx.ones((2, tokens, 4))) for array in batch.state
+    )
+    assert all(mx.isfinite(array).all() for array in batch.state)

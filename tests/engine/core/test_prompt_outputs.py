@@ -68,7 +68,8 @@ def test_prompt_outputs_beside_rows_and_each_other(kind: TinyKind) -> None:
                 bench.submit(f"{run} {pooling} {i}", prompt, 0, reading={"pooling": pooling})
             bench.step()
         bench.drain()
-    assert bench.tokens("row") == solo_tokens(model, prompts[2][:5], 60)
+    row = bench.tokens("row")
+    assert row == solo_tokens(model, prompts[2][:5], 60, row)
     for run in ("one", "two"):
         for i, prompt in enumerate(prompts):
             [scored] = bench.outputs[f"{run} scored {i}", 0]
@@ -112,7 +113,8 @@ def test_preempted_prompts_have_the_same_outputs(swap: int) -> None:
     _assert_scored(model, prompts[0], bench.outputs["0", 0][0])
     _assert_pooled(model, prompts[1], bench.outputs["1", 0][0], "mean")
     _assert_pooled(model, prompts[2], bench.outputs["2", 0][0], "last")
-    assert bench.tokens("row 1 1") == solo_tokens(model, [5, 6, 8], 90)
+    row = bench.tokens("row 1 1")
+    assert row == solo_tokens(model, [5, 6, 8], 90, row)
     assert not bench.core.prompt_outputs._by_sequence
     assert not bench.core.prefill.nbytes
 

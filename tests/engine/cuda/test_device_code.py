@@ -21,7 +21,7 @@ from chairlift.engine.cuda.heads import HeadNorms, Heads, split_heads, swiglu
 from chairlift.engine.cuda.low_rank import add_low_rank
 from chairlift.engine.cuda.paged import chunk_attention, copy_pages, packing, put, token_attention
 from chairlift.engine.cuda.paged.arrays import ChunkStep, TokenStep
-from chairlift.engine.cuda.paged.tiles import chunk_tiles
+from chairlift.engine.cuda.paged.tiles import Form, chunk_tiles
 
 pytestmark = [
     pytest.mark.slow,
@@ -117,8 +117,9 @@ def test_attention_of_chunks_compiles(
     compiled: list[Compiled],
 ) -> None:
     queries, new, pool = _layer(9, group, dim, dtype, quantization)
-    tiles, slots = chunk_tiles([ChunkPlace(0, 0, 9, 0)], 1, group, dim, None)
-    step = ChunkStep(_numbers(1, 8, dtype=mx.int32), tiles, slots)
+    tiles, slots = chunk_tiles([ChunkPlace(0, 0, 9, 0)], 0, Form(1, group, dim, None))
+    lengths = _numbers(9, dtype=mx.int32)
+    step = ChunkStep(_numbers(1, 8, dtype=mx.int32), mx.array(tiles), slots, lengths, queries)
     chunk_attention.chunk_attention(queries, new, pool, step, 0.1, quantization=quantization)
 
 

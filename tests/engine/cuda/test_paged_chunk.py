@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import accumulate
+from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -12,10 +13,12 @@ from emulator.sequences import SCALE, Chunk, Sequences, Shape
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chairlift.cache.pages.step import ChunkPlace
+from chairlift.cache.pages.kernels import KeysValues
+from chairlift.cache.pages.step import ChunkPlace, step_kinds
 from chairlift.cache.quantized import Quantization
-from chairlift.engine.cuda.paged import chunk_attention, tiles
+from chairlift.engine.cuda.paged import chunk_attention, tiles, token_attention
 from chairlift.engine.cuda.paged.arrays import ChunkStep
+from chairlift.engine.cuda.paged.kernels import CudaPages
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++ on Linux")
 
@@ -39,6 +42,10 @@ SHAPES = [
 CHUNKS = [Chunk(130, 7), Chunk(0, 70), Chunk(63, 2), Chunk(64, 1), Chunk(60, 18), Chunk(62, 3)]
 
 
+def form_of(shape: Shape) -> tiles.Form:
+    return tiles.Form(shape.key_heads, shape.group, shape.dim, shape.window)
+
+
 def attend(inputs: Sequences, backwards: bool, min_columns: int = tiles.MIN_COLUMNS) -> mx.array:
     """The kernel's result; ``min_columns`` are the least columns of a split."""
     firsts = accumulate((chunk.new for chunk in inputs.chunks), initial=0)
@@ -46,13 +53,11 @@ def attend(inputs: Sequences, backwards: bool, min_columns: int = tiles.MIN_COLU
         ChunkPlace(first, *chunk, row)
         for row, (first, chunk) in enumerate(zip(firsts, inputs.chunks, strict=False))
     ]
-    shape = inputs.shape
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiles, "MIN_COLUMNS", min_columns)
-        step = ChunkStep(
-            inputs.tables,
-            *tiles.chunk_tiles(places, shape.key_heads, shape.group, shape.dim, shape.window),
-        )
+        array, slots = tiles.chunk_tiles(places, 0, form_of(inputs.shape))
+    lengths = mx.zeros((len(inputs.queries),), mx.int32)
+    step = ChunkStep(inputs.tables, mx.array(array), slots, lengths, inputs.queries)
     with emulated(chunk_attention, backwards):
         return chunk_attention.chunk_attention(
             inputs.queries,
@@ -101,15 +106,21 @@ def test_any_chunks(
     group=st.integers(1, 32),
     dim=st.sampled_from([64, 128, 256]),
     window=st.none() | st.integers(1, 8192),
+    rows=st.integers(0, 300),
 )
 def test_tiles_cover_each_chunk_and_no_split_is_empty(
-    chunks: list[Chunk], key_heads: int, group: int, dim: int, window: int | None
+    chunks: list[Chunk], key_heads: int, group: int, dim: int, window: int | None, rows: int
 ) -> None:
     places = [ChunkPlace(1000 * row, *chunk, row) for row, chunk in enumerate(chunks)]
-    array, slots = tiles.chunk_tiles(places, key_heads, group, dim, window)
+    form = tiles.Form(key_heads, group, dim, window)
+    array, slots = tiles.chunk_tiles(places, rows, form)
     size, columns = chunk_attention.tile_tokens(group), chunk_attention.block_columns(dim)
     splits: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
-    for token, position, count, row, first, split, of, slot in np.array(array).tolist():
+    copied: list[int] = []
+    for token, position, count, row, first, split, of, slot in array.tolist():
+        if not of:
+            copied += range(token, token + count)
+            continue
         assert (token, position, count, row) == places[row]
         splits.setdefault((row, first), []).append((split, of, slot))
     assert set(splits) == {
@@ -126,9 +137,97 @@ def test_tiles_cover_each_chunk_and_no_split_is_empty(
         assert len(parts) == 1 or len(parts) <= -(-stop // columns) - oldest // columns
         taken += range(slot, slot + len(parts)) if len(parts) > 1 else ()
     assert sorted(taken) == list(range(slots))
+    assert copied == list(range(rows))
+    tokens = rows + sum(chunk.new for chunk in chunks)
+    most = tiles.tile_limits(tokens, rows, len(chunks) + 1, form)
+    assert len(array) <= most.tiles
+    assert slots <= most.slots
 
 
 @pytest.mark.parametrize("window", [None, 100])
 def test_chunks_attend_to_many_old_tokens(window: int | None) -> None:
     inputs = Sequences(Shape(1, 4, 128, mx.bfloat16, window), [Chunk(330, 20), Chunk(256, 3)])
     inputs.check(attend(inputs, backwards=True))
+
+
+class Step(NamedTuple):
+    """A step of rows, of which some have drafts, and chunks of prompts."""
+
+    rows: list[Chunk]
+    chunks: list[Chunk]
+    tail: int = 0
+    row_limit: int = 0
+
+
+STEPS = [
+    Step([], [Chunk(0, 5)], tail=3),
+    Step([Chunk(3, 1)], [Chunk(70, 20)], row_limit=16),
+    Step([Chunk(old, 1) for old in (0, 130, 64, 63)], [Chunk(0, 9), Chunk(200, 30)], 5, 48),
+    Step([Chunk(old, 1) for old in range(40)], [Chunk(0, 1)], tail=7, row_limit=40),
+    Step([Chunk(9, 1), Chunk(63, 4), Chunk(0, 1), Chunk(130, 2), Chunk(61, 1)], [], 3, 16),
+    Step([Chunk(9, 3), Chunk(5, 1), Chunk(70, 5)], [Chunk(0, 20)], 3, 9),
+]
+
+
+def step_of(step: Step, shape: Shape, seed: int = 0) -> tuple[Sequences, mx.array, KeysValues]:
+    """The inputs, and the queries, keys and values with unused tokens of NaN behind them."""
+    inputs = Sequences(shape, [*step.rows, *step.chunks], seed)
+    unused = ((0, step.tail), *[(0, 0)] * 3)
+    queries, *new = (
+        mx.pad(array, unused, constant_values=float("nan"))
+        for array in (inputs.queries, *inputs.new)
+    )
+    return inputs, queries, KeysValues(*new)
+
+
+def check_step(step: Step, shape: Shape, backwards: bool) -> None:
+    """Asserts that ``CudaPages.attend`` is right, and that its launches have the limits' sizes."""
+    inputs, queries, new = step_of(step, shape)
+    (kind,) = step_kinds(
+        step.rows,
+        step.chunks,
+        {shape.window: np.array(inputs.tables)},
+        step.tail,
+        step.row_limit,
+    ).values()
+    with emulated(chunk_attention, backwards), emulated(token_attention, backwards):
+        result = CudaPages().attend(
+            *(queries, new, inputs.pool, kind, SCALE, shape.window, inputs.sinks, None)
+        )
+    assert result.shape == queries.shape
+    inputs.check(result[: len(inputs.queries)])
+    if kind.tokens.chunks and shape.dtype != mx.float32:
+        tile = kind.tokens.tiles[form_of(shape)]
+        tokens = kind.tokens
+        limits = (len(queries), tokens.row_limit, tokens.chunk_limit, form_of(shape))
+        assert (len(tile.array), tile.slots) == tiles.tile_limits(*limits)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float32])
+@pytest.mark.parametrize("step", STEPS, ids=str)
+def test_rows_and_chunks_attend_in_one_step(step: Step, dtype: mx.Dtype) -> None:
+    check_step(step, Shape(2, 2, 64, dtype, window=70), backwards=True)
+    check_step(step, Shape(1, 5, 64, dtype, sinks=True), backwards=False)
+
+
+@pytest.mark.slow
+@given(
+    rows=st.lists(
+        st.builds(Chunk, st.integers(0, 150), st.sampled_from([1, 1, 1, 2, 5])), max_size=20
+    ),
+    chunks=st.lists(st.builds(Chunk, st.integers(0, 150), st.integers(1, 40)), max_size=3),
+    tail=st.integers(0, 20),
+    more=st.integers(0, 30),
+    window=st.none() | st.integers(1, 150),
+)
+@settings(max_examples=25)
+def test_any_rows_and_chunks(
+    rows: list[Chunk], chunks: list[Chunk], tail: int, more: int, window: int | None
+) -> None:
+    if not rows:
+        chunks = [*chunks, Chunk(0, 3)]
+    tokens = sum(chunk.new for chunk in [*rows, *chunks]) + tail
+    limit = min(sum(row.new for row in rows) + more, tokens)
+    step = Step(rows, chunks, tail, limit)
+    check_step(step, Shape(1, 4, 64, mx.float16, window), backwards=bool(more % 2))

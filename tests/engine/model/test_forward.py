@@ -139,7 +139,7 @@ def test_the_head_computes_selected_positions_only(tied: bool) -> None:
     tokens = mx.array([[5, 9, 11, 4]])
     complete = model(tokens)
     head = Head(model)
-    with head.select([2, 3], axis=1) as seen:
+    with head.select(mx.array([2, 3]), axis=1) as seen:
         selected = model(tokens)
     assert [x.shape for x in seen] == [(1, 4, 64)]
     assert selected.shape == (1, 2, complete.shape[2])

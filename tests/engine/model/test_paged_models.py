@@ -94,4 +94,5 @@ def test_all_steps_have_recurring_sizes(monkeypatch: pytest.MonkeyPatch) -> None
     assert all(step_size(size) == size for size in sizes)
     monkeypatch.undo()
     for number, prompt in enumerate(prompts):
-        assert tokens[str(number)] == solo_tokens(model, prompt, 1 + number % 9), number
+        got = tokens[str(number)]
+        assert got == solo_tokens(model, prompt, 1 + number % 9, got), number

@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import mlx.core as mx
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -43,15 +44,10 @@ def _model(previous: np.ndarray[Any, Any]) -> mx.array:
 def _sampler(params: SamplingParams, rows: int) -> Sampler:
     sampler = Sampler(VOCABULARY)
     own = [
-        SamplerRow(SamplingParams(**{**_fields(params), "seed": seed}), [0, 3], [])
-        for seed in range(rows)
+        SamplerRow(msgspec.structs.replace(params, seed=seed), [0, 3], []) for seed in range(rows)
     ]
     sampler.rearrange([], own)
     return sampler
-
-
-def _fields(params: SamplingParams) -> dict[str, Any]:
-    return {name: getattr(params, name) for name in params.__struct_fields__}
 
 
 def _two_tokens(params: SamplingParams, drafts: list[list[int]]) -> list[list[int]]:

@@ -23,6 +23,12 @@ from chairlift.engine.workers.process import WorkerProcess
 from chairlift.engine.workers.turns import Turns
 
 
+@pytest.fixture(autouse=True)
+def _jobs_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a process may take long to start."""
+    monkeypatch.setattr(pool, "WAIT_SECONDS", 180.0)
+
+
 @pytest.fixture(scope="module")
 def outcomes() -> list[str]:
     return []
@@ -128,7 +134,9 @@ async def test_a_job_that_kills_its_process_fails_alone(workers: Workers, job: J
 async def test_a_process_that_retains_much_memory_is_replaced() -> None:
     workers = Workers((), processes=1)
     try:
-        first, second, third = [await workers.run(Job(retain, (n << 20,))) for n in (1, 600, 1)]
+        # On a busy machine, half a gigabyte takes seconds.
+        jobs = [Job(retain, (n << 20,), cpu_seconds=60) for n in (1, 520, 1)]
+        first, second, third = [await workers.run(job) for job in jobs]
     finally:
         workers.close()
     assert first == second != third

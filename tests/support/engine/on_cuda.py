@@ -10,7 +10,7 @@ from chairlift.cache.pages.layer import PagedStep
 from chairlift.engine.cuda import block as cuda_block
 from chairlift.engine.cuda import low_rank as cuda_low_rank
 from chairlift.engine.cuda.heads import Heads, SplitHeads
-from chairlift.engine.model.compiled import CompiledSteps
+from chairlift.engine.model.compiled import CompiledSteps, Positions
 
 
 class ComparedSteps(CompiledSteps):
@@ -21,11 +21,11 @@ class ComparedSteps(CompiledSteps):
 
     compared = 0
 
-    def __call__(self, step: PagedStep, tokens: mx.array) -> mx.array:
-        plain = self._plain(step, tokens)
+    def __call__(self, step: PagedStep, tokens: mx.array, positions: Positions) -> mx.array:
+        plain = self._plain(step, tokens, positions)
         mx.eval(plain)
-        if not self._gives_up and self._is_steady(step):
-            compiled = self._compiled(step, tokens)
+        if not self._gives_up and self._is_steady(step, positions):
+            compiled = self._compiled(step, tokens, positions)
             assert mx.allclose(compiled, plain, rtol=1e-3, atol=1e-3).item()
             self.compared += 1
         return plain

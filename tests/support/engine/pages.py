@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from chairlift.cache.pages.kernels import KeysValues
-from chairlift.cache.pages.page import PAGE_TOKENS
-from chairlift.cache.pages.step import KindStep
+from chairlift.cache.pages.page import PAGE_TOKENS, page_count
+from chairlift.cache.pages.step import KindStep, StepTokens, Tiles
 from chairlift.cache.quantized import Quantization
 
 
@@ -47,40 +48,42 @@ class HostPages:
         quantization: Quantization | None,
     ) -> mx.array:
         stored = KeysValues(*map(quantization.pack, new)) if quantization else new
-        tokens, tables = step.tokens, step.tables
-        longest = tables.shape[1] * PAGE_TOKENS
-        written = []
+        tokens, arrays, tables = step.tokens, step.tokens.arrays, step.tables
+        owners = arrays.owners
+        if tokens.chunks:
+            self.tile(tokens, window)
+            owners = tokens.tiles[window].array
+        longest = tables.shape[1]  # pages
+        gathered: list[mx.array] = []
         try:
-            stops, owners, pages, *memory = memory_of(
-                tokens.stops, tokens.owners, tables, *buffers, *stored
+            stops, numbers, pages, *memory = memory_of(
+                arrays.stops, owners, tables, *buffers, *stored
             )
-            longest = int(stops.max())
+            longest = page_count(int(stops.max()))
             positions = stops - 1
-            slots = pages[owners, positions // PAGE_TOKENS], positions % PAGE_TOKENS
+            slots = pages[numbers, positions // PAGE_TOKENS], positions % PAGE_TOKENS
             for buffer, array in zip(memory[: len(buffers)], memory[len(buffers) :], strict=True):
                 buffer[slots[0], :, slots[1]] = array[:, :, 0]
                 # A copy: lazy operations must not see what the next step writes.
-                written.append(mx.array(buffer.copy()))
+                gathered.append(mx.array(_gathered(buffer, pages[numbers, :longest])))
         except (ValueError, RuntimeError):  # while a step is traced, there are no numbers
             if not self.traceable:
                 raise
             self.traces.append(queries.shape[0])
-            positions = tokens.stops - 1
-            numbers = tables[tokens.owners, positions // PAGE_TOKENS]
+            positions = arrays.stops - 1
+            places = tables[owners, positions // PAGE_TOKENS]
             for buffer, array in zip(buffers, stored, strict=True):
                 changed = mx.array(buffer)
-                changed[numbers, :, positions % PAGE_TOKENS] = array[:, :, 0]
-                written.append(changed)
-        keys, values = (
-            _gathered(buffer, tables)[:, :, :longest][tokens.owners] for buffer in written
-        )
+                changed[places, :, positions % PAGE_TOKENS] = array[:, :, 0]
+                gathered.append(_gathered(changed, tables[owners, :longest]))
+        keys, values = gathered
         if quantization:
             keys, values = (
                 quantization.unpack(packed, array.shape[3], array.dtype)
                 for packed, array in zip((keys, values), new, strict=True)
             )
         column = mx.arange(keys.shape[2])
-        stops = tokens.stops[:, None]
+        stops = arrays.stops[:, None]
         seen = (column < stops) & (column >= stops - step.lengths(window)[:, None])
         # Columns that are not seen may contain anything: the mask replaces their scores, but NaN
         # times a weight of 0 would be NaN.
@@ -88,6 +91,10 @@ class HostPages:
         return mx.fast.scaled_dot_product_attention(
             queries, keys, values, scale=scale, mask=seen[:, None, None], sinks=sinks
         )
+
+    def tile(self, tokens: StepTokens, form: Hashable) -> None:
+        """The owners, so that tiles of another step give wrong results."""
+        tokens.tiles.setdefault(form, Tiles(mx.array(tokens.arrays.owners), 0))
 
     def put(self, buffers: KeysValues, new: KeysValues, slots: mx.array) -> mx.array:
         where, *memory = memory_of(slots, *buffers, *map(mx.contiguous, new))
@@ -102,8 +109,8 @@ class HostPages:
         return mx.array([1])
 
 
-def _gathered(buffer: mx.array, tables: mx.array) -> mx.array:
-    """Each sequence's columns: ``[sequences, key heads, columns, dim]``."""
+def _gathered(buffer: Any, tables: Any) -> Any:
+    """Each sequence's columns: ``[sequences, key heads, columns, dim]``, of MLX or NumPy."""
     sequences, width = tables.shape
     _, heads, _, dim = buffer.shape
     pages = buffer[tables].swapaxes(1, 2)

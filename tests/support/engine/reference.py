@@ -9,17 +9,27 @@ import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
 
-def solo_tokens(model: Any, prompt: Seq[int], count: int) -> list[int]:
-    """The ``count`` greedy tokens after ``prompt``, computed alone with mlx-lm's caches."""
+def solo_tokens(model: Any, prompt: Seq[int], count: int, guess: Seq[int] = ()) -> list[int]:
+    """The ``count`` greedy tokens after ``prompt``, computed alone with mlx-lm's caches.
+
+    Args:
+        guess: may begin like them, as the tokens under test do; one call of the model then computes
+            all that follow right ones.
+    """
     cache = make_prompt_cache(model)
-    tokens: list[mx.array] = []
-    inputs = mx.array([list(prompt)])
-    for _ in range(count):
-        chosen = mx.argmax(model(inputs, cache=cache)[:, -1], axis=-1)
+    guess = list(guess[: count - 1])
+    logits = model(mx.array([[*prompt, *guess]]), cache=cache)[0, len(prompt) - 1 :]
+    after: Any = mx.argmax(logits, axis=-1).tolist()
+    right = next((i for i, token in enumerate(guess) if token != after[i]), len(guess))
+    found: list[int] = after[: right + 1]
+    if right < len(guess):
+        return solo_tokens(model, prompt, count, found)
+    tokens = [mx.array([found[-1]])]
+    for _ in range(count - len(found)):
+        chosen = mx.argmax(model(tokens[-1][None], cache=cache)[:, -1], axis=-1)
         mx.async_eval(chosen)
         tokens.append(chosen)
-        inputs = chosen[None]
-    return [int(token.item()) for token in tokens]
+    return [*found, *(int(token.item()) for token in tokens[1:])]
 
 
 def solo_logprobs(model: Any, prompt: Seq[int]) -> mx.array:

@@ -1,4 +1,4 @@
-"""A few prompt tokens are computed like the tokens of rows, with the same results."""
+"""Few tokens of prompts and drafts are computed one by one, with the same results."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-import mlx.core as mx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,20 +14,21 @@ from support.engine.drafts import oracles, verify_any
 from support.engine.pages import HostPages
 from support.tiny import TinyKind, tiny_model
 
+from chairlift.cache.pages.batch import PagedBatch
 from chairlift.engine.model import attention, paged_forward
 from chairlift.engine.model.forward import Chunk
 from chairlift.engine.model.paged_forward import FEW_COLUMNS, PagedForward
 
 
-class _Tokens:
-    """A prompt's cache with so many tokens."""
-
-    def __init__(self, tokens: int) -> None:
-        self.offsets = [tokens]
+def _batch(*offsets: int) -> PagedBatch:
+    """Sequences with so many tokens."""
+    batch = PagedBatch.__new__(PagedBatch)
+    batch.offsets = list(offsets)
+    return batch
 
 
 def _chunk(begun: int, tokens: int, choices: int = 1, **more: Any) -> Chunk:
-    return Chunk(_Tokens(begun), [1] * tokens, choices, **more)  # type: ignore[arg-type]
+    return Chunk(_batch(begun), [1] * tokens, choices, **more)
 
 
 FEW = 64
@@ -42,7 +42,7 @@ def _few_tokens() -> Iterator[None]:
 
 
 def _tokens(kind: TinyKind, few: bool, drafts: dict[str, list[list[int]]]) -> dict[str, list[int]]:
-    """The tokens of random requests, and asserts that ``few`` prompts are computed like rows."""
+    """The tokens of random requests, and asserts whether prompts are computed one by one."""
     model = tiny_model(kind, seed=2)
     attention.install(model)
     propose: dict[str, Any] = {"draft": 4, "propose": oracles(drafts, 0.3)} if drafts else {}
@@ -52,13 +52,14 @@ def _tokens(kind: TinyKind, few: bool, drafts: dict[str, list[list[int]]]) -> di
     forward = bench.core.pipeline.forward
     assert isinstance(forward, PagedForward)
     calls: list[tuple[int, bool]] = []
-    original = forward._with_few
+    original = forward._one_by_one
 
     def spied(rows: Any, tokens: Any, chunks: Any, runs: Any, counts: Any) -> Any:
-        calls.append((tokens.shape[0], counts is not None))
+        if chunks:
+            calls.append((tokens.shape[0], counts is not None))
         return original(rows, tokens, chunks, runs, counts)
 
-    forward._with_few = spied  # type: ignore[method-assign]
+    forward._one_by_one = spied  # type: ignore[method-assign]
     random_ = random.Random(5)
     shared = [random_.randrange(3, 60) for _ in range(70)]
     for number in range(14):
@@ -87,22 +88,23 @@ def test_output_is_the_same_with_and_without(
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 3000), st.integers(1, 40)), min_size=1, max_size=4),
-    st.integers(0, 3),
+    st.lists(st.tuples(st.integers(0, 3000), st.integers(1, 40)), max_size=4),
+    st.lists(st.tuples(st.integers(0, 9000), st.integers(1, 9)), max_size=20),
 )
-def test_few_tokens_see_few_columns(places: list[tuple[int, int]], rows: int) -> None:
-    chunks = [_chunk(begun, tokens) for begun, tokens in places]
-    few = paged_forward._few(mx.zeros((rows,), mx.int32), chunks)
-    tokens = sum(tokens for _, tokens in places)
-    columns = sum(tokens * (begun + tokens) for begun, tokens in places)
+def test_few_tokens_see_few_columns(
+    prompts: list[tuple[int, int]], rows: list[tuple[int, int]]
+) -> None:
+    chunks = [_chunk(*prompt) for prompt in prompts]
+    few = paged_forward._are_few(
+        [_batch(*(old for old, _ in rows))], [[new for _, new in rows]], chunks
+    )
+    tokens = sum(new for _, new in prompts)
+    several = [*prompts, *((old, new) for old, new in rows if new > 1)]
+    columns = sum(new * (old + new) for old, new in several)
     assert few == (tokens <= FEW and columns <= FEW_COLUMNS)
 
 
-def test_steps_that_give_more_or_less_than_sampled_logits_are_not_computed_so() -> None:
-    """Without rows and ending prompts nothing would evaluate the step's logits."""
-    none, row = mx.zeros((0,), mx.int32), mx.zeros((1,), mx.int32)
-    assert paged_forward._few(none, [_chunk(0, 3)])
-    assert not paged_forward._few(none, [_chunk(0, 3, choices=0)])
-    assert paged_forward._few(row, [_chunk(0, 3, choices=0)])
-    assert not paged_forward._few(row, [_chunk(0, 3, scored=2)])
-    assert not paged_forward._few(row, [_chunk(0, 3, pooled=True)])
+def test_steps_that_need_more_than_logits_to_sample_from_have_chunks() -> None:
+    assert paged_forward._are_few([], None, [_chunk(0, 3, choices=0)])
+    assert not paged_forward._are_few([], None, [_chunk(0, 3, scored=2)])
+    assert not paged_forward._are_few([], None, [_chunk(0, 3, pooled=True)])

@@ -1,0 +1,103 @@
+"""Compiled steps with chunks, with traceable kernels instead of CUDA's."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.engine.bench import Bench
+from support.engine.drafts import oracles, verify_any
+from support.engine.on_cuda import ComparedSteps
+from support.engine.pages import HostPages
+from support.tiny import TinyKind, tiny_model
+
+from chairlift.cache.pages.page import page_count, step_size
+from chairlift.engine.model import attention, compiled, paged_forward
+from chairlift.engine.model.attention import names_of
+from chairlift.engine.model.paged_forward import PagedForward
+
+REQUESTS = 20
+
+
+@pytest.fixture(autouse=True)
+def _without_host_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Undoes the host kernels that other tests install, since they cannot be traced."""
+    names = names_of(tiny_model("llama"))
+    monkeypatch.setitem(names, "swiglu", getattr(names["swiglu"], "replaces", names["swiglu"]))
+    # Drafts are chunks, too.
+    monkeypatch.setattr(paged_forward, "FEW_COLUMNS", 12)
+    # All columns of the tables are computed when a step is traced.
+    monkeypatch.setattr(paged_forward, "COMPILED_TOKENS", 256)
+    monkeypatch.setattr(paged_forward, "MIN_PAGES", page_count(256))
+
+
+def _bench(kind: TinyKind, traceable: bool, **options: Any) -> tuple[Bench, PagedForward]:
+    model = tiny_model(kind, seed=2, head_dim=32)
+    attention.install(model)
+    kernels = HostPages(traceable)
+    bench = Bench(model, kernels=kernels, kv=2 << 20, prefix=1 << 19, rows=6, **options)
+    forward = bench.core.pipeline.forward
+    assert isinstance(forward, PagedForward)
+    return bench, forward
+
+
+def _serve(bench: Bench, seed: int) -> dict[str, list[int]]:
+    """The tokens of random requests, some of which share a prefix, that come one by one."""
+    random_ = random.Random(seed)
+    shared = [random_.randrange(3, 60) for _ in range(70)]
+    for number in range(REQUESTS):
+        own = [random_.randrange(3, 60) for _ in range(random_.randrange(1, 90))]
+        prompt = shared[: random_.choice([0, 30, 70])] + own
+        bench.submit(str(number), prompt, count=random_.randrange(1, 24), seed=number)
+        for _ in range(random_.randrange(4)):
+            bench.step()
+    bench.drain()
+    return {str(number): bench.tokens(str(number)) for number in range(REQUESTS)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafts", [False, True])
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_compiled_steps_with_prompts_are_right(
+    kind: TinyKind, drafts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever joins, shares pages, brings drafts or ends, and whichever rows there are."""
+    monkeypatch.setattr(compiled, "STEADY", 0)
+    bench, _ = _bench(kind, False)
+    expected = _serve(bench, seed=5)
+    options: dict[str, Any] = {}
+    if drafts:
+        tokens = {name: [own] for name, own in expected.items()}
+        options = {"draft": 4, "propose": oracles(tokens, 0.3)}
+    bench, forward = _bench(kind, True, **options)
+    forward._steps = ComparedSteps(forward._logits)
+    if drafts:
+        verify_any(bench.core)
+    forward._chunk_steps = steps = ComparedSteps(forward._logits)
+    assert _serve(bench, seed=5) == expected
+    assert steps.compared > 20
+
+
+@pytest.mark.slow
+def test_steps_compiled_in_advance_are_those_that_come() -> None:
+    bench, forward = _bench("llama", True)
+    bench.core.compile()
+    for steps in (forward._steps, forward._chunk_steps):
+        assert not steps._gives_up
+    known = dict(forward._chunk_steps._seen)
+    _serve(bench, seed=3)
+    assert set(forward._chunk_steps._seen) == set(known)
+    assert any(count > known[shape] for shape, count in forward._chunk_steps._seen.items())
+    for band in bench.core.batch.bands:
+        band.check_integrity()
+
+
+@given(st.integers(1, 256), st.integers(1, 1280))
+def test_any_step_has_one_of_few_shapes(rows: int, new: int) -> None:
+    size = step_size(rows + new)
+    limit = paged_forward._row_limit(rows, size)
+    assert rows <= limit <= size
+    assert limit == size or limit in (64, 128, 256)
