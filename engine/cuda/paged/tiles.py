@@ -44,7 +44,7 @@ def tile(tokens: StepTokens, form: Form) -> Tiles:
     if form not in tokens.tiles:
         found, slots = chunk_tiles(tokens.chunks, tokens.rows, form)
         limits = tile_limits(tokens.arrays.stops.size, tokens.row_limit, tokens.chunk_limit, form)
-        assert (len(found), slots) <= limits, (len(found), slots, limits)
+        assert len(found) <= limits.tiles, (len(found), limits)
         assert slots <= limits.slots, (slots, limits)
         (array,) = uploaded([np.pad(found, ((limits.tiles - len(found), 0), (0, 0)))])
         tokens.tiles[form] = Tiles(array, limits.slots)
