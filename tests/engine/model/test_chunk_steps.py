@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.engine.bench import Bench
+from support.engine.bench import Bench, serve_random
 from support.engine.drafts import oracles, verify_any
 from support.engine.on_cuda import ComparedSteps
 from support.engine.pages import HostPages
@@ -44,20 +43,6 @@ def _bench(kind: TinyKind, traceable: bool, **options: Any) -> tuple[Bench, Page
     return bench, forward
 
 
-def _serve(bench: Bench, seed: int) -> dict[str, list[int]]:
-    """The tokens of random requests, some of which share a prefix, that come one by one."""
-    random_ = random.Random(seed)
-    shared = [random_.randrange(3, 60) for _ in range(70)]
-    for number in range(REQUESTS):
-        own = [random_.randrange(3, 60) for _ in range(random_.randrange(1, 90))]
-        prompt = shared[: random_.choice([0, 30, 70])] + own
-        bench.submit(str(number), prompt, count=random_.randrange(1, 24), seed=number)
-        for _ in range(random_.randrange(4)):
-            bench.step()
-    bench.drain()
-    return {str(number): bench.tokens(str(number)) for number in range(REQUESTS)}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("drafts", [False, True])
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
@@ -67,7 +52,7 @@ def test_compiled_steps_with_prompts_are_right(
     """Whatever joins, shares pages, brings drafts or ends, and whichever rows there are."""
     monkeypatch.setattr(compiled, "STEADY", 0)
     bench, _ = _bench(kind, False)
-    expected = _serve(bench, seed=5)
+    expected = serve_random(bench, REQUESTS, seed=5)
     options: dict[str, Any] = {}
     if drafts:
         tokens = {name: [own] for name, own in expected.items()}
@@ -77,7 +62,7 @@ def test_compiled_steps_with_prompts_are_right(
     if drafts:
         verify_any(bench.core)
     forward._chunk_steps = steps = ComparedSteps(forward._logits)
-    assert _serve(bench, seed=5) == expected
+    assert serve_random(bench, REQUESTS, seed=5) == expected
     assert steps.compared > 20
 
 
@@ -88,7 +73,7 @@ def test_steps_compiled_in_advance_are_those_that_come() -> None:
     for steps in (forward._steps, forward._chunk_steps):
         assert not steps._gives_up
     known = dict(forward._chunk_steps._seen)
-    _serve(bench, seed=3)
+    serve_random(bench, REQUESTS, seed=3)
     assert set(forward._chunk_steps._seen) == set(known)
     assert any(count > known[shape] for shape, count in forward._chunk_steps._seen.items())
     for band in bench.core.batch.bands:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.engine.bench import Bench
+from support.engine.bench import Bench, serve_random
 from support.engine.drafts import oracles, verify_any
 from support.engine.pages import HostPages
 from support.tiny import TinyKind, tiny_model
@@ -60,20 +59,12 @@ def _tokens(kind: TinyKind, few: bool, drafts: dict[str, list[list[int]]]) -> di
         return original(rows, tokens, chunks, runs, counts)
 
     forward._one_by_one = spied  # type: ignore[method-assign]
-    random_ = random.Random(5)
-    shared = [random_.randrange(3, 60) for _ in range(70)]
-    for number in range(14):
-        own = [random_.randrange(3, 60) for _ in range(random_.randrange(1, 90))]
-        prompt = shared[: random_.choice([0, 30, 70])] + own
-        bench.submit(str(number), prompt, count=random_.randrange(1, 24), seed=number)
-        for _ in range(random_.randrange(4)):
-            bench.step()
-    bench.drain()
+    served = serve_random(bench, 14, seed=5)
     assert bool(calls) == few
     if few:
         assert any(rows for rows, _ in calls)
         assert any(drafted for _, drafted in calls) == bool(drafts)
-    return {str(number): bench.tokens(str(number)) for number in range(14)}
+    return served
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])

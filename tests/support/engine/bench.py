@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -123,3 +124,17 @@ class Bench:
     @property
     def finished(self) -> list[FinishedChoice]:
         return [choice for stats in self.stats for choice in stats.finished]
+
+
+def serve_random(bench: Bench, requests: int, seed: int) -> dict[str, list[int]]:
+    """The tokens of random requests that come one by one; some of them share a prefix."""
+    random_ = random.Random(seed)
+    shared = [random_.randrange(3, 60) for _ in range(70)]
+    for number in range(requests):
+        own = [random_.randrange(3, 60) for _ in range(random_.randrange(1, 90))]
+        prompt = shared[: random_.choice([0, 30, 70])] + own
+        bench.submit(str(number), prompt, count=random_.randrange(1, 24), seed=number)
+        for _ in range(random_.randrange(4)):
+            bench.step()
+    bench.drain()
+    return {str(number): bench.tokens(str(number)) for number in range(requests)}
