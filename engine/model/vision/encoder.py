@@ -80,17 +80,6 @@ class ImageEncoder:
         """Bytes of the embeddings that are kept."""
         return sum(embeddings.nbytes for embeddings in self._kept.values())
 
-    def resize(self, budget: int) -> None:
-        """Sets the bytes of embeddings that are kept."""
-        self._budget = budget
-        self._trim()
-
-    def forget(self) -> None:
-        """Drops the embeddings that no request needs."""
-        budget, self._budget = self._budget, 0
-        self._trim()
-        self._budget = budget
-
     def begin(self, request_id: str, prompt: Sequence[int], images: Sequence[PromptImage]) -> None:
         """Registers a request's images.
 
@@ -161,8 +150,10 @@ class ImageEncoder:
                 complete = self._continue(image, self._waiting[request_id].prompt[image.span], end)
             except Exception as error:  # a model file may raise anything
                 self._begun = None
-                del self._waiting[request_id]
-                self._failed[request_id] = error
+                same = [n for n, each in self._waiting.items() if image.digest in each.missing]
+                for name in same:
+                    del self._waiting[name]
+                    self._failed[name] = error
                 complete = True
             if not complete:
                 return

@@ -16,6 +16,7 @@ from chairlift.cache.saved.nodes import fingerprint
 from chairlift.cache.store.store import PrefixStore
 from chairlift.cache.swap.files import SwapFiles
 from chairlift.cache.swap.swap import Swap
+from chairlift.engine.core.core import IMAGE_BYTES
 from chairlift.engine.grammar.compiler import Compiler
 from chairlift.engine.messages import (
     FinishedChoice,
@@ -60,6 +61,7 @@ class Bench:
         kernels: PageKernels | None = None,
         prefix_drafts: bool = False,
         draft_model: Any = None,
+        image_bytes: int = IMAGE_BYTES,
     ) -> None:
         geometry, vocabulary, layers = probe(model, "test", quantization)
         checkpoint = None if geometry.pads else 64
@@ -84,6 +86,7 @@ class Bench:
             kernels=kernels,
             prefix_drafts=prefix_drafts,
             draft_model=draft_model,
+            image_bytes=image_bytes,
         )
         self.quantization = quantization
         self.outputs: dict[tuple[str, int], list[TokenOutput]] = {}

@@ -9,7 +9,7 @@ from chairlift.cache.pages.kernels import PageKernels
 from chairlift.cache.quantized import Quantization
 from chairlift.cache.store.store import PrefixStore
 from chairlift.cache.swap.swap import Swap
-from chairlift.engine.core.core import EngineCore
+from chairlift.engine.core.core import IMAGE_BYTES, EngineCore
 from chairlift.engine.core.prepared_model import prepare_model
 from chairlift.engine.grammar.compiler import Compiler
 from chairlift.engine.messages import Submit
@@ -32,6 +32,7 @@ def build_core(
     propose: Callable[[Submit], list[Proposer]] = proposers,
     prefix_drafts: bool = False,
     draft_model: Any = None,
+    image_bytes: int = IMAGE_BYTES,
 ) -> EngineCore:
     """Prepares a model and builds a core; see ``prepare_model`` and ``EngineCore``."""
     prepared = prepare_model(model, vocabulary, limits.chunk_multiple, eager, quantization, kernels)
@@ -41,4 +42,5 @@ def build_core(
         propose=propose,
         prefix_drafts=prefix_drafts,
         draft_model=drafter,
+        image_bytes=image_bytes,
     )

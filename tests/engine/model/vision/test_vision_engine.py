@@ -105,12 +105,13 @@ def test_images_change_the_tokens(model_type: str) -> None:
 
 
 def test_a_cached_prefix_needs_neither_prompt_nor_image() -> None:
-    bench = Bench(_model("qwen2_vl"), prefix=1 << 24)
+    # No embeddings are kept that no request needs.
+    bench = Bench(_model("qwen2_vl"), prefix=1 << 24, image_bytes=1)
     prompt, images = ImageMaker("qwen2_vl").prompt(5, [6, 7, 5])
     bench.submit("first", prompt, 5, reading={"images": images})
     bench.drain()
     assert sum(len(stats.image_seconds) for stats in bench.stats) == 2
-    bench.core.images.forget()
+    assert bench.core.images.nbytes == 0
     steps = len(bench.stats)
     bench.submit("second", [*prompt, *bench.tokens("first"), 5, 6], 5, reading={"images": images})
     bench.drain()
@@ -154,9 +155,9 @@ def test_preemption_changes_no_tokens(model_type: str, kv: int, swap: int) -> No
     prompts = _prompts(model_type, 6, seed=4)
     expected = [_solo(model_type, prompt, 120) for prompt in prompts]
     geometry = probe(model, "test").geometry
-    bench = Bench(model, kv=kv * geometry.bytes_per_token, swap=swap)
+    # Every image that is needed again is encoded again.
+    bench = Bench(model, kv=kv * geometry.bytes_per_token, swap=swap, image_bytes=1)
     assert bench.core.limits.max_context > 120 + max(len(prompt) for prompt, _ in prompts)
-    bench.core.images.resize(1)  # every image that is needed again is encoded again
     for i, (prompt, images) in enumerate(prompts):
         bench.submit(str(i), prompt, 120, reading={"images": images})
     bench.drain()
@@ -203,8 +204,7 @@ def test_drafts_have_the_positions_of_their_rows(model_type: str) -> None:
 
 
 def test_requests_beyond_the_budget_wait_for_others() -> None:
-    bench = Bench(_model("llava"))
-    bench.core.images.resize(1)
+    bench = Bench(_model("llava"), image_bytes=1)
     prompts = [ImageMaker("llava").prompt(20 + i, [3, 4, 5]) for i in range(4)]
     for i, (prompt, images) in enumerate(prompts):
         bench.submit(str(i), prompt, 6, reading={"images": images})
@@ -214,7 +214,7 @@ def test_requests_beyond_the_budget_wait_for_others() -> None:
     assert bench.core.images.nbytes == 0
 
 
-def test_a_model_that_fails_on_an_image_fails_only_its_request(
+def test_a_model_that_fails_on_an_image_fails_only_requests_with_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bench = Bench(_model("llava"))
@@ -227,11 +227,12 @@ def test_a_model_that_fails_on_an_image_fails_only_its_request(
         return stages(self, image, own)
 
     monkeypatch.setattr(VisionModel, "stages", failing)
-    for name, (prompt, images) in (("good", good), ("bad", bad)):
+    for name, (prompt, images) in (("bad", bad), ("good", good), ("bad, too", bad)):
         bench.submit(name, prompt, 6, reading={"images": images})
     bench.drain()
     assert bench.tokens("good") == _solo("llava", good, 6)
-    assert bench.outputs["bad", 0][-1].finish == "error"
+    for name in ("bad", "bad, too"):
+        assert bench.outputs[name, 0][-1].finish == "error"
     assert not len(bench.core.images)
 
 
