@@ -80,7 +80,7 @@ UNSEEN = 1e-6
 ROUNDS, MAX_UNFITTED = 10, 10
 
 
-class _Kind(NamedTuple):
+class Kind(NamedTuple):
     """Steps that are remembered together: of similar work, and as many tokens up to a factor of 2.
 
     Attributes:
@@ -94,9 +94,10 @@ class _Kind(NamedTuple):
     magnitude: int
 
 
-def _kind(work: Work) -> _Kind:
+def kind_of(work: Work) -> Kind:
+    """The kind of a step with this work."""
     magnitude = (work.rows + work.drafts + work.tokens).bit_length()
-    return _Kind(bool(work.drafts) and not work.tokens, bool(work.tokens), magnitude)
+    return Kind(bool(work.drafts) and not work.tokens, bool(work.tokens), magnitude)
 
 
 class _Step(NamedTuple):
@@ -115,7 +116,9 @@ class CostModel:
     """
 
     def __init__(self) -> None:
-        self._steps: dict[_Kind, deque[_Step]] = {}
+        self._steps: dict[Kind, deque[_Step]] = {}
+        # Kinds of steps with drafts that happened once.
+        self._begun: set[Kind] = set()
         self._learned = 0
         # The normal equations: sums of the scaled numbers divided by the step's seconds, and of
         # their pairwise products.
@@ -126,8 +129,16 @@ class CostModel:
         self._unfitted = 0
 
     def learn(self, work: Work, seconds: float) -> None:
-        """Learns from a finished step how long such work takes."""
-        steps = self._steps.setdefault(_kind(work), deque())
+        """Learns from a finished step how long such work takes.
+
+        The first step with drafts of each kind does not count: something may happen only once in
+        it, such as compiling a kernel. Steps of other kinds are computed before the first request.
+        """
+        kind = kind_of(work)
+        if kind.drafts and kind not in self._begun:
+            self._begun.add(kind)
+            return
+        steps = self._steps.setdefault(kind, deque())
         seconds = max(seconds, MIN_SECONDS)
         self._learned += 1
         steps.append(_Step(self._learned, [number / seconds for number in work.scaled]))
@@ -143,6 +154,10 @@ class CostModel:
     def draft_steps(self) -> int:
         """Remembered steps with drafts and without prompts."""
         return sum(len(steps) for kind, steps in self._steps.items() if kind.drafts)
+
+    def alike(self, work: Work) -> int:
+        """Remembered steps of the same kind as one with this work."""
+        return len(self._steps.get(kind_of(work), ()))
 
     def seconds(self, work: Work) -> float:
         """The predicted seconds of a step; 0 before the first step was learned."""

@@ -24,8 +24,9 @@ MIN_GAIN = 1.03
 # with drafts is worth its cost, the next trial comes after twice as many steps, at most so many.
 HALVED_IN = 256
 MAX_HALVED_IN = 32 * HALVED_IN
-# A single step may contain what happens only once, such as compiling a kernel. So the cost of
-# drafts counts as nothing until so many steps had some.
+# Measurements have outliers. So the cost of drafts counts as nothing until so many steps had some,
+# and no row has a draft until so many steps of as many rows had none: a guess from steps of fewer
+# rows, or with prompts, may be wrong by a factor of two.
 TRIALS = 4
 # The tokens of a step that only tries drafts, for each row, in turn: steps of different sizes tell
 # the cost of a token from that of having drafts at all.
@@ -130,7 +131,7 @@ class DraftChooser:
             The first tokens of some of the drafts.
         """
         own = {s: draft for s in rows if (draft := _cut(s, drafts.get(s)))}
-        if not own:
+        if not own or (not work.tokens and cost.alike(work) < TRIALS):
             return {}
         choose = self._same_length if self._uniform else self._best
         known = cost.draft_steps >= TRIALS

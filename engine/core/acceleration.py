@@ -9,7 +9,7 @@ from chairlift.engine.cpu import decode_attention as host_attention
 from chairlift.engine.cpu import kernels
 from chairlift.engine.cuda import attention as cuda_attention
 from chairlift.engine.cuda import block as cuda_block
-from chairlift.engine.cuda import experts, quantized
+from chairlift.engine.cuda import experts, quantized, skinny
 from chairlift.engine.cuda.paged.kernels import CudaPages
 from chairlift.engine.cuda.paged.selftest import kernels_work
 from chairlift.engine.device import memory, profile
@@ -47,5 +47,7 @@ def accelerate(model: Any, exactly: bool = True, spare_bytes: int | None = None)
         return Acceleration(False)
     attention.install(model, cuda_attention.attend)
     spare = memory.free_memory() if spare_bytes is None else spare_bytes
-    quantized.install(model, cuda_block.install(model), spare)
+    products = cuda_block.install(model)
+    quantized.install(model, products, spare)
+    skinny.install(model, products)
     return Acceleration(False, CudaPages())

@@ -8,9 +8,12 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.normalization import RMSNorm
 from mlx.nn.layers.quantized import QuantizedLinear
 
+from chairlift.engine.cuda.heads import swiglu
 from chairlift.engine.cuda.quantized import QuantizedWeight
+from chairlift.engine.cuda.skinny import MAX_TOKENS, Norm, is_fit, kernel_works, skinny_product
 
 
 class Product(ABC):
@@ -36,6 +39,14 @@ class Product(ABC):
         """The product of ``x``, plus ``to``: ``[..., outputs of all layers]``."""
         return self._with_addition(self._sum(x, to), x)
 
+    def normed(self, x: mx.array, norm: RMSNorm) -> mx.array:
+        """The product of ``norm(x)``."""
+        return self(norm(x))
+
+    def gated(self, x: mx.array, norm: RMSNorm) -> mx.array:
+        """The SwiGLU of the product of ``norm(x)``, whose first half is the gate."""
+        return swiglu(self.normed(x, norm))
+
     def _with_addition(self, y: mx.array, x: mx.array) -> mx.array:
         return y if self.addition is None else self.addition(y, x)
 
@@ -49,15 +60,43 @@ class Product(ABC):
 class _Plain(Product):
     def __init__(self, layers: Sequence[Any]) -> None:
         super().__init__(layers)
-        self._weight = _concatenated(layers, "weight").T
+        weight = _concatenated(layers, "weight")
+        self._rows, self._weight = weight, weight.T
+        self._has_kernel = is_fit(weight) and kernel_works(weight.dtype)
 
     def _product(self, x: mx.array) -> mx.array:
+        # MLX has a special kernel for a single token, which cannot do anything else.
+        if self._are_few(x) and not _is_one(x):
+            return self._skinny(x)
         return x @ self._weight
 
     def _sum(self, x: mx.array, to: mx.array) -> mx.array:
-        # MLX has a special kernel for a single token, which cannot add.
-        alone = x.size == x.shape[-1]
-        return to + x @ self._weight if alone else mx.addmm(to, x, self._weight)
+        if self._are_few(x):
+            return self._skinny(x, to=to.reshape(-1, to.shape[-1]))
+        return to + x @ self._weight if _is_one(x) else mx.addmm(to, x, self._weight)
+
+    def normed(self, x: mx.array, norm: RMSNorm) -> mx.array:
+        if self._takes(x, norm):
+            return self._skinny(x, Norm(norm.weight, norm.eps))
+        return super().normed(x, norm)
+
+    def gated(self, x: mx.array, norm: RMSNorm) -> mx.array:
+        if self._takes(x, norm):
+            return self._skinny(x, Norm(norm.weight, norm.eps), gated=True)
+        return super().gated(x, norm)
+
+    def _are_few(self, x: mx.array) -> bool:
+        few = x.size <= MAX_TOKENS * x.shape[-1]
+        return few and self._has_kernel and x.dtype == self._rows.dtype
+
+    def _takes(self, x: mx.array, norm: RMSNorm) -> bool:
+        """Whether the kernel can compute the norm, too."""
+        alike = norm.weight.dtype == x.dtype == mx.bfloat16
+        return alike and self.addition is None and self._are_few(x)
+
+    def _skinny(self, x: mx.array, *more: Any, **options: Any) -> mx.array:
+        flat = skinny_product(x.reshape(-1, x.shape[-1]), self._rows, *more, **options)
+        return flat.reshape(*x.shape[:-1], -1)
 
 
 class _Quantized(Product):
@@ -92,6 +131,11 @@ def fuse_linears(layers: Sequence[Any]) -> Product | None:
         alike = all(_quantization(layer) == _quantization(first) for layer in layers)
         return _Quantized(layers) if alike else None
     return None
+
+
+def _is_one(x: mx.array) -> bool:
+    """Whether ``x`` is a single token."""
+    return x.size == x.shape[-1]
 
 
 def _quantization(layer: Any) -> dict[str, Any]:

@@ -7,10 +7,10 @@ import statistics
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from chairlift.scheduler.cost import CostModel, Work
+from chairlift.scheduler.cost import CostModel, Work, kind_of
 from chairlift.scheduler.drafts import (
     HALVED_IN,
     MAX_HALVED_IN,
@@ -31,8 +31,12 @@ def _cost(row: float, draft: float, drafting: float, step: float) -> CostModel:
     """Has seen steps with these seconds for a row, a draft token, any draft, and the step."""
     cost = CostModel()
     random_ = random.Random(1)
-    for _ in range(64):
-        rows, drafts = random_.randrange(1, 64), random_.randrange(1, 200)
+    for number in range(96):
+        # Steps of each magnitude; see ``scheduler.cost.Kind``.
+        rows, drafts = (
+            random_.randrange(1 << number % 8, 2 << number % 8),
+            random_.randrange(1, 200),
+        )
         cost.learn(Work(rows, 100 * rows), step + row * rows)
         seconds = step + row * rows + draft * drafts + drafting
         cost.learn(Work(rows, 100 * rows, drafts=drafts), seconds)
@@ -150,7 +154,10 @@ def test_drafts_that_once_took_long_are_tried_again() -> None:
 def test_the_choice_settles_although_the_first_draft_took_long(
     rows: int, step: float, row: float, drafting: float, token: float, uniform: bool
 ) -> None:
-    """After some steps it is nearly as fast as the best constant length, none included."""
+    """After some steps it is nearly as fast as the best constant length, none included.
+
+    Something is compiled in the first step of each kind.
+    """
     chance, sequences = 0.8, [_sequence(i) for i in range(rows)]
     cost, chooser, work = CostModel(), DraftChooser(uniform), Work(rows, 100 * rows)
 
@@ -161,18 +168,58 @@ def test_the_choice_settles_although_the_first_draft_took_long(
         gain = sum(sum(chance**i for i in range(1, n + 1)) for n in lengths)
         return (rows + gain) / seconds(sum(lengths))
 
-    rates = []
-    for number in range(120):
-        drafts = {s: _draft(chance) for s in sequences} if number > 4 else {}
+    rates, seen = [], set()
+    for _ in range(120):
+        drafts = {s: _draft(chance) for s in sequences}
         chosen = chooser.choose(drafts, sequences, work, cost, ROOM)
         chooser.count_step(chosen)
         lengths = [len(chosen.get(s, [])) for s in sequences]
-        first = chosen and not cost.draft_steps
-        taken = seconds(sum(lengths)) * (20 if first else 1)
-        cost.learn(work._replace(drafts=sum(lengths)), taken)
+        done = work._replace(drafts=sum(lengths))
+        first = chosen and kind_of(done) not in seen
+        seen.add(kind_of(done))
+        cost.learn(done, seconds(sum(lengths)) * (20 if first else 1))
         rates.append(rate(lengths))
     best = max(rate([n] * rows) for n in range(9))
     assert statistics.mean(rates[-40:]) > 0.85 * best
+
+
+@pytest.mark.slow
+@given(
+    most=st.integers(1, 256),
+    host=st.floats(2e-3, 1e-2),
+    row=st.floats(1e-6, 1e-4),
+    prompt=st.floats(1e-5, 4e-5),
+    drafting=st.floats(0, 2e-4),
+    token=st.floats(1e-6, 1e-4),
+)
+@settings(max_examples=30)
+@example(most=256, host=8e-3, row=2e-5, prompt=3e-5, drafting=1e-4, token=2e-5)
+def test_rows_are_compared_with_steps_without_drafts(
+    most: int, host: float, row: float, prompt: float, drafting: float, token: float
+) -> None:
+    """Rows join while prompts are computed, and have drafts from the first step on.
+
+    No step is faster than the host launches it, and each row with a draft takes longer. So steps of
+    few rows, and those with prompts, say little about many rows without prompts.
+    """
+    chance, cost, chooser = 0.8, CostModel(), DraftChooser(False)
+    sequences = [_sequence(i) for i in range(most)]
+    rates = []
+    for number in range(200):
+        rows = sequences[: min(most, 1 + number * 8)]
+        tokens = 1024 if len(rows) < most else 0
+        work = Work(len(rows), 600 * len(rows), tokens, 600 * tokens, 2 if tokens else 0)
+        drafts = {s: _draft(chance) for s in rows}
+        chosen = chooser.choose(drafts, rows, work, cost, ROOM)
+        chooser.count_step(chosen)
+        count = sum(map(len, chosen.values()))
+        seconds = max(host, row * len(rows) + prompt * tokens + token * count)
+        seconds += drafting * len(chosen)
+        cost.learn(work._replace(drafts=count), seconds)
+        gain = sum(sum(chance ** (i + 1) for i in range(len(c))) for c in chosen.values())
+        rates.append((len(rows) + gain) / seconds)
+    plain = most / max(host, row * most)
+    assert statistics.mean(rates[-40:]) > 0.97 * plain
 
 
 @pytest.mark.parametrize("uniform", [False, True])

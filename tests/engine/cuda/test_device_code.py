@@ -15,13 +15,14 @@ from chairlift.cache.pages.kernels import KeysValues
 from chairlift.cache.pages.page import PAGE_TOKENS
 from chairlift.cache.pages.step import ChunkPlace
 from chairlift.cache.quantized import Quantization
-from chairlift.engine.cuda import grouped, heads, low_rank
+from chairlift.engine.cuda import grouped, heads, low_rank, skinny
 from chairlift.engine.cuda.grouped import Weights, grouped_product
 from chairlift.engine.cuda.heads import HeadNorms, Heads, split_heads, swiglu
 from chairlift.engine.cuda.low_rank import add_low_rank
 from chairlift.engine.cuda.paged import chunk_attention, copy_pages, packing, put, token_attention
 from chairlift.engine.cuda.paged.arrays import ChunkStep, TokenStep
 from chairlift.engine.cuda.paged.tiles import Form, chunk_tiles
+from chairlift.engine.cuda.skinny import Norm, skinny_product
 
 pytestmark = [
     pytest.mark.slow,
@@ -30,7 +31,7 @@ pytestmark = [
 
 MODULES: list[ModuleType] = [
     *(chunk_attention, token_attention, put, packing, copy_pages),
-    *(heads, grouped, low_rank),
+    *(heads, grouped, low_rank, skinny),
 ]
 EIGHT, FOUR = Quantization(8, 64), Quantization(4, 32)
 # Threads of a block take no more registers than this, or a launch fails.
@@ -153,6 +154,16 @@ def test_products_of_experts_compile(bits: int, compiled: list[Compiled]) -> Non
         weights = Weights(_numbers(2, 64, inputs))
     assert weights.are_fit
     grouped_product(_numbers(3, inputs), _numbers(3, dtype=mx.uint32), weights)
+
+
+@pytest.mark.parametrize("outputs", [4096, 6144, 8192, 24576])
+def test_products_of_few_tokens_compile(outputs: int, compiled: list[Compiled]) -> None:
+    """The limit of registers depends on the warps of a block, which the kernel is told."""
+    x, weight = _numbers(9, 64), _numbers(outputs, 64)
+    norm = Norm(_numbers(64), 1e-6)
+    skinny_product(x, weight, norm)
+    skinny_product(x, weight, norm, gated=True)
+    skinny_product(x, weight, to=_numbers(9, outputs))
 
 
 def test_an_error_of_the_compiler_is_shown() -> None:

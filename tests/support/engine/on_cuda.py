@@ -8,6 +8,7 @@ import pytest
 
 from chairlift.cache.pages.layer import PagedStep
 from chairlift.engine.cuda import block as cuda_block
+from chairlift.engine.cuda import fused_linear
 from chairlift.engine.cuda import low_rank as cuda_low_rank
 from chairlift.engine.cuda.heads import Heads, SplitHeads
 from chairlift.engine.model.compiled import CompiledSteps, Positions
@@ -81,4 +82,5 @@ def low_rank_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_block, "split_heads", split_heads)
-    monkeypatch.setattr(cuda_block, "swiglu", _swiglu)
+    for module in (cuda_block, fused_linear):
+        monkeypatch.setattr(module, "swiglu", _swiglu)
