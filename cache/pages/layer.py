@@ -168,6 +168,7 @@ def paged_step(
     drafted: Sequence[Sequence[int]] | None = None,
     tail: int = 0,
     row_limit: int = 0,
+    alone: bool = False,
 ) -> Iterator[PagedStep]:
     """A context of one model call in which rows take a token each, and prompts take chunks.
 
@@ -183,6 +184,7 @@ def paged_step(
             that it keeps; until then the rows' offsets stay as they are. None: each row takes one.
         tail: unused tokens behind those of the chunks.
         row_limit: see ``StepTokens``.
+        alone: see ``step_kinds``.
 
     Raises:
         OutOfPages: there are too few pages.
@@ -207,7 +209,7 @@ def paged_step(
         parts.insert(len(bands), np.zeros((padding, width), np.int32))
         tables[window] = np.concatenate(parts)
     own_chunks = [(batch.offsets[0], new) for batch, new in chunks]
-    kinds = step_kinds(rows, own_chunks, tables, tail, row_limit)
+    kinds = step_kinds(rows, own_chunks, tables, tail, row_limit, alone)
     tokens = next(iter(kinds.values())).tokens
     step = PagedStep(memory, tokens, kinds)
     with step.running():

@@ -77,7 +77,7 @@ class StepTokens:
             compute so many. At least 1.
         chunk_limit: an upper bound of the number of prompts, and one more, the same in many steps.
         arrays: the tokens' numbers.
-        chunks: the chunks: those of prompts, and rows with more than one token.
+        chunks: the chunks: those of prompts, and rows with several tokens that are computed as one.
         tiles: what a device's kernels make of the tokens of a step with chunks, by form of layers.
     """
 
@@ -128,6 +128,7 @@ def step_kinds(
     tables: Mapping[int | None, Table],
     tail: int = 0,
     row_limit: int = 0,
+    alone: bool = False,
 ) -> dict[int | None, KindStep]:
     """The arrays of a step, by the kinds' windows.
 
@@ -140,6 +141,7 @@ def step_kinds(
         tables: for each kind, a row for each decode row, then one for each chunk.
         tail: unused tokens behind those of the chunks. Each is the first of a sequence in page 0.
         row_limit: see ``StepTokens``; at least the tokens of the rows, at most all tokens.
+        alone: each token of a row reads its columns by itself; rows with several are no chunks.
     """
     sequences = np.array([*rows, *chunks], np.int32).reshape(-1, 2)
     positions, counts = sequences[:, 0], sequences[:, 1]
@@ -158,7 +160,7 @@ def step_kinds(
         for token, position, count, line in zip(
             *(array.tolist() for array in (firsts, positions, counts, lines[firsts])), strict=True
         )
-        if count > 1 or token >= decoded
+        if token >= decoded or (count > 1 and not alone)
     ]
     row_limit = min(max(row_limit, decoded, 1), len(owners) + tail)
     chunk_limit = doubled(CHUNK_LINES, len(chunks) + 1)

@@ -128,7 +128,7 @@ class PagedForward(Forward):
         more = packed.new + [0] * padding
         fed = mx.concatenate([tokens, mx.array(more, mx.int32)]) if more else tokens
         with (
-            paged_step([*rows, *prompts], [], padding, drafted=own) as step,
+            paged_step([*rows, *prompts], [], padding, drafted=own, alone=True) as step,
             self.routing.of([*runs, Run(None, padding)] if padding else runs),
         ):
             steps = self._steps if self.routing.call is None else self._adapted_steps

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import mlx.core as mx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from support.engine.pages import HostPages
 from support.tiny import TinyKind, tiny_model
 
 from chairlift.cache.pages.batch import PagedBatch
+from chairlift.cache.pages.step import KindStep
 from chairlift.engine.model import attention, paged_forward
 from chairlift.engine.model.forward import Chunk
 from chairlift.engine.model.paged_forward import FEW_COLUMNS, PagedForward
@@ -33,6 +35,18 @@ def _chunk(begun: int, tokens: int, choices: int = 1, **more: Any) -> Chunk:
 FEW = 64
 
 
+class Pages(HostPages):
+    """Counts the calls with chunks that come from ``_one_by_one``."""
+
+    one_by_one = False
+    chunks = 0
+
+    def attend(self, queries: mx.array, new: Any, buffers: Any, step: KindStep, *more: Any) -> Any:
+        if self.one_by_one:
+            self.chunks += len(step.tokens.chunks)
+        return super().attend(queries, new, buffers, step, *more)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _few_tokens() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
@@ -45,7 +59,8 @@ def _tokens(kind: TinyKind, few: bool, drafts: dict[str, list[list[int]]]) -> di
     model = tiny_model(kind, seed=2)
     attention.install(model)
     propose: dict[str, Any] = {"draft": 4, "propose": oracles(drafts, 0.3)} if drafts else {}
-    bench = Bench(model, kernels=HostPages(), kv=2 << 20, prefix=1 << 19, rows=6, **propose)
+    pages = Pages()
+    bench = Bench(model, kernels=pages, kv=2 << 20, prefix=1 << 19, rows=6, **propose)
     if drafts:
         verify_any(bench.core)
     forward = bench.core.pipeline.forward
@@ -56,11 +71,16 @@ def _tokens(kind: TinyKind, few: bool, drafts: dict[str, list[list[int]]]) -> di
     def spied(rows: Any, tokens: Any, chunks: Any, runs: Any, counts: Any) -> Any:
         if chunks:
             calls.append((tokens.shape[0], counts is not None))
-        return original(rows, tokens, chunks, runs, counts)
+        pages.one_by_one = True
+        try:
+            return original(rows, tokens, chunks, runs, counts)
+        finally:
+            pages.one_by_one = False
 
     forward._one_by_one = spied  # type: ignore[method-assign]
     served = serve_random(bench, 14, seed=5)
     assert bool(calls) == few
+    assert not pages.chunks
     if few:
         assert any(rows for rows, _ in calls)
         assert any(drafted for _, drafted in calls) == bool(drafts)
