@@ -12,8 +12,9 @@ from chairlift.engine.speculation.proposal import Proposal, Proposer
 from chairlift.loadtest.engine_bench.engines import BenchRequest, Ours
 from chairlift.scheduler.sequence import Sequence
 
-# Steps that are timed, and warm-up steps before them, in which the engine learns what drafts cost.
-TIMED, WARM = 48, 48
+# Steps that are timed, and warm-up steps before them, in which the engine learns what drafts cost:
+# with many rows it proposes anything only every so many steps at first.
+TIMED, WARM = 48, 128
 # Tokens of a reply: rows that begin early have drafts while the prompts of others are computed.
 OUTPUT = 1280
 # Tokens that an oracle draws in advance.
