@@ -80,7 +80,7 @@ UNSEEN = 1e-6
 ROUNDS, MAX_UNFITTED = 10, 10
 
 
-class Kind(NamedTuple):
+class _Kind(NamedTuple):
     """Steps that are remembered together: of similar work, and as many tokens up to a factor of 2.
 
     Attributes:
@@ -94,10 +94,9 @@ class Kind(NamedTuple):
     magnitude: int
 
 
-def kind_of(work: Work) -> Kind:
-    """The kind of a step with this work."""
+def _kind(work: Work) -> _Kind:
     magnitude = (work.rows + work.drafts + work.tokens).bit_length()
-    return Kind(bool(work.drafts) and not work.tokens, bool(work.tokens), magnitude)
+    return _Kind(bool(work.drafts) and not work.tokens, bool(work.tokens), magnitude)
 
 
 class _Step(NamedTuple):
@@ -116,9 +115,7 @@ class CostModel:
     """
 
     def __init__(self) -> None:
-        self._steps: dict[Kind, deque[_Step]] = {}
-        # Kinds of steps with drafts that happened once.
-        self._begun: set[Kind] = set()
+        self._steps: dict[_Kind, deque[_Step]] = {}
         self._learned = 0
         # The normal equations: sums of the scaled numbers divided by the step's seconds, and of
         # their pairwise products.
@@ -129,16 +126,8 @@ class CostModel:
         self._unfitted = 0
 
     def learn(self, work: Work, seconds: float) -> None:
-        """Learns from a finished step how long such work takes.
-
-        The first step with drafts of each kind does not count: something may happen only once in
-        it, such as compiling a kernel. Steps of other kinds are computed before the first request.
-        """
-        kind = kind_of(work)
-        if kind.drafts and kind not in self._begun:
-            self._begun.add(kind)
-            return
-        steps = self._steps.setdefault(kind, deque())
+        """Learns from a finished step how long such work takes."""
+        steps = self._steps.setdefault(_kind(work), deque())
         seconds = max(seconds, MIN_SECONDS)
         self._learned += 1
         steps.append(_Step(self._learned, [number / seconds for number in work.scaled]))
@@ -150,27 +139,12 @@ class CostModel:
                 self._count(others.popleft().work, -1)
         self._unfitted += 1
 
-    @property
-    def draft_steps(self) -> int:
-        """Remembered steps with drafts and without prompts."""
-        return sum(len(steps) for kind, steps in self._steps.items() if kind.drafts)
-
-    def alike(self, work: Work) -> int:
-        """Remembered steps of the same kind as one with this work."""
-        return len(self._steps.get(kind_of(work), ()))
-
     def seconds(self, work: Work) -> float:
         """The predicted seconds of a step; 0 before the first step was learned."""
         if self._unfitted:
             self._fit(ROUNDS * min(self._unfitted, MAX_UNFITTED))
             self._unfitted = 0
         return math.fsum(map(mul, self._costs, work.scaled))
-
-    def draft_seconds(self) -> tuple[float, float]:
-        """How much longer a step takes that has drafts at all, and for each of their tokens."""
-        without = self.seconds(Work())
-        one, two = (self.seconds(Work(drafts=count)) - without for count in (1, 2))
-        return 2 * one - two, two - one
 
     def tokens_within(self, work: Work, seconds: float, begun: int, scored: bool = False) -> float:
         """Returns how many more tokens of a prompt fit into a step of at most ``seconds``.

@@ -1,36 +1,37 @@
 """Chooses how many proposed tokens of each row a step verifies.
 
 A verified token costs time and is kept only with some probability. So the choice maximizes the
-expected tokens per second of the step: rows with the best chances first, and none at all if the
-step is better without. What a further token costs is learned from earlier steps.
+expected tokens per second of the step: tokens with the best chances first, and none at all if the
+step is better without. How long steps with more tokens take is measured (``step_times``), and sizes
+that may be better than they were, or were never measured, are tried from time to time.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from chairlift.scheduler.cost import CostModel, Work
+from chairlift.cache.pages.page import step_size
+from chairlift.scheduler.cost import Work
 from chairlift.scheduler.sequence import Sequence
+from chairlift.scheduler.step_times import KNOWN, Point, StepTimes
 
 # A step must be expected to be better by this much: predictions have errors.
 MIN_GAIN = 1.03
-# The cost of drafts may have been measured at a bad time. While no step has any, it counts less in
-# each step, half of it after this many, until a few tokens are tried again. If even then no step
-# with drafts is worth its cost, the next trial comes after twice as many steps, at most so many.
-HALVED_IN = 256
-MAX_HALVED_IN = 32 * HALVED_IN
-# Measurements have outliers. So the cost of drafts counts as nothing until so many steps had some,
-# and no row has a draft until so many steps of as many rows had none: a guess from steps of fewer
-# rows, or with prompts, may be wrong by a factor of two.
-TRIALS = 4
-# The tokens of a step that only tries drafts, for each row, in turn: steps of different sizes tell
-# the cost of a token from that of having drafts at all.
-TRIAL_TOKENS = (0.25, 1.0, 4.0)
+# The first steps with drafts have so many of them for each row, in turn, whatever they cost; but at
+# most so many in total, or one for each row.
+FIRST_TOKENS, FIRST_STEPS, MAX_FIRST = (0.25, 1.0, 4.0), 3 * KNOWN, 64
+# Steps from one trial of another size to the next. They become twice as many with each trial, and
+# few again when the size that was tried is chosen afterwards.
+MIN_PERIOD, MAX_PERIOD = 8, 1 << 13
+# Steps for which a measured time is trusted, longer if trials are rarer: the machine may have been
+# busy with something else.
+TRUSTED = 256
 
 
 class Draft(NamedTuple):
@@ -49,131 +50,188 @@ Drafts = Mapping[Sequence, Draft]
 Chosen = dict[Sequence, list[int]]
 
 
-class _Steps(NamedTuple):
-    """The steps to choose from: one without drafts, and others with more and more of them.
-
-    Attributes:
-        work: the work without drafts.
-        cost: predicts a step's time.
-        discount: the share of a draft's cost that counts.
-    """
-
-    work: Work
-    cost: CostModel
-    discount: float = 1.0
-
-    def best_count(self, expected: Seq[float], counts: Seq[int]) -> int:
-        """The number of candidates to take, 0 for none.
-
-        Args:
-            expected: tokens that the first candidates are expected to gain, by their number. No
-                candidate gains more than the one before.
-            counts: the draft tokens of these, a multiple of their number.
-        """
-        rows, plain = self.work.rows, self.cost.seconds(self.work)
-        if not plain:
-            return 0
-        best, best_rate = 0, MIN_GAIN * rows / plain
-        last = 0.0
-        drafting, each = (self.discount * seconds for seconds in self.cost.draft_seconds())
-        for number, (gain, count) in enumerate(zip(expected, counts, strict=True), 1):
-            rate = (rows + gain) / (plain + drafting + each * count)
-            if rate < last:
-                break  # and from here on it falls
-            last = rate
-            if rate > best_rate:
-                best, best_rate = number, rate
-        return best
-
-
 class DraftChooser:
     """Chooses the drafts of each step.
 
     Args:
         uniform: all rows of a step need drafts of the same length, because padding would corrupt
             recurrent states. Rows with shorter drafts then get arbitrary tokens.
-        size: the number of tokens with which a step of so many is computed; more drafts cost
-            nothing up to there.
     """
 
-    def __init__(self, uniform: bool, size: Callable[[int], int] = int) -> None:
+    def __init__(self, uniform: bool) -> None:
         self._uniform = uniform
-        self._size = size
-        # Steps since the last one with drafts, and how many had some.
-        self._plain_steps = self._drafted_steps = 0
-        self._halved_in = HALVED_IN
-        # Whether the last drafts were chosen at less than their cost.
-        self._trying = False
+        self._times = StepTimes()
+        # Planned steps, and for each size the last one with drafts.
+        self._steps = 0
+        self._last: dict[int, int] = {}
+        # The step of the last trial, its size, and the steps until the next one.
+        self._tried_at, self._tried, self._period = 0, 0, MIN_PERIOD
 
-    def count_step(self, drafts: Mapping[Sequence, Seq[int]]) -> None:
-        """Counts a planned step with these drafts."""
+    def learn(self, work: Work, seconds: float) -> None:
+        """Learns from a finished step how long such work takes."""
+        self._times.learn(work, seconds)
+
+    def count_step(self, rows: int, drafts: Mapping[Sequence, Seq[int]]) -> None:
+        """Counts a planned step of so many rows with these drafts."""
+        self._steps += 1
         if drafts:
-            longer = min(2 * self._halved_in, MAX_HALVED_IN)
-            self._halved_in = longer if self._trying else HALVED_IN
-            self._plain_steps = 0
-            self._drafted_steps += 1
-        else:
-            self._plain_steps += 1
+            self._last[step_size(rows + sum(map(len, drafts.values())))] = self._steps
 
-    def choose(
-        self, drafts: Drafts, rows: Seq[Sequence], work: Work, cost: CostModel, room: int
-    ) -> Chosen:
-        """Chooses the drafts of a step.
+    def choose(self, drafts: Drafts, rows: Seq[Sequence], room: int) -> Chosen:
+        """Chooses the drafts of a step without prompts.
 
         Args:
             drafts: what is proposed for some of the rows.
             rows: the sequences that gain a token.
-            work: the step's work without drafts.
-            cost: predicts a step's time.
             room: maximum tokens of all drafts together.
 
         Returns:
             The first tokens of some of the drafts.
         """
         own = {s: draft for s in rows if (draft := _cut(s, drafts.get(s)))}
-        if not own or (not work.tokens and cost.alike(work) < TRIALS):
+        plain = self._times.plain(len(rows))
+        if not own or plain is None:
             return {}
-        choose = self._same_length if self._uniform else self._best
-        known = cost.draft_steps >= TRIALS
-        if known and (chosen := choose(own, rows, _Steps(work, cost), room)):
-            self._trying = False
-            return chosen
-        self._trying = known
-        discount = 0.5 ** (self._plain_steps / self._halved_in) if known else 0.0
-        size = math.ceil(len(rows) * TRIAL_TOKENS[self._drafted_steps % len(TRIAL_TOKENS)])
-        least = len(rows) if self._uniform else 0
-        return choose(own, rows, _Steps(work, cost, discount), min(room, max(size, least)))
+        options: _Options
+        if self._uniform:
+            options = _SameLength(own, rows, room)
+        else:
+            options = _BestChances(own, len(rows), room)
+        if self._times.drafted_steps < FIRST_STEPS:
+            return options.take(self._first(options, len(rows)))
+        return options.take(self._best(options, len(rows), plain))
 
-    def _best(self, drafts: Drafts, rows: Seq[Sequence], steps: _Steps, room: int) -> Chosen:
-        """The tokens with the best chances. Chances never rise, so a draft's first tokens lead."""
+    def _first(self, options: _Options, rows: int) -> int:
+        """The draft tokens of one of the first steps with any."""
+        few = math.ceil(rows * FIRST_TOKENS[self._times.drafted_steps % len(FIRST_TOKENS)])
+        few = min(few, max(rows, MAX_FIRST))
+        enough = (option for option in options.gains if option[0] >= few)
+        count, gain = next(enough, options.gains[-1] if options.gains else (0, 0.0))
+        return count if gain >= (MIN_GAIN - 1) * rows else 0
+
+    def _best(self, options: _Options, rows: int, plain: float) -> int:
+        """The draft tokens with the highest expected rate, or those of a trial; 0 for none."""
+        known = self._times.drafted()
+        curve = _Curve([Point(rows, plain), *(p for p in known.values() if p.tokens > rows)])
+        best, best_rate = 0, MIN_GAIN * rows / plain
+        for count, gain in options.gains:
+            rate = (rows + gain) / curve.seconds(rows + count)
+            if rate > best_rate:
+                best, best_rate = count, rate
+        if best and step_size(rows + best) == self._tried:
+            self._tried, self._period = 0, MIN_PERIOD
+        due = self._steps - self._tried_at >= self._period
+        if not due and self._tried in known:
+            return best
+        # A step takes at least as long as a smaller one whose time can be trusted.
+        trusted = {size: point for size, point in known.items() if not self._is_old(size)}
+        least = _Curve([Point(rows, plain), *(p for p in trusted.values() if p.tokens > rows)])
+        for count, gain in options.gains:
+            size = step_size(rows + count)
+            if size in trusted or count == best or not (due or size == self._tried):
+                continue
+            if (rows + gain) / least.before(rows + count) > MIN_GAIN * best_rate:
+                self._try(size)
+                return count
+        return best
+
+    def _try(self, size: int) -> None:
+        """Begins, or goes on, to measure a size."""
+        self._tried_at = self._steps
+        if size != self._tried:
+            self._tried = size
+            self._period = min(2 * self._period, MAX_PERIOD)
+            self._times.forget(size)
+
+    def _is_old(self, size: int) -> bool:
+        """Whether a size may have become better since it was measured."""
+        return self._steps - self._last.get(size, 0) > max(TRUSTED, self._period)
+
+
+class _Curve:
+    """The seconds of a step by its tokens: straight lines between points.
+
+    Args:
+        points: in the order of their tokens, at least one. More tokens never take less time.
+    """
+
+    def __init__(self, points: Seq[Point]) -> None:
+        self._tokens = [point.tokens for point in points]
+        self._seconds = [*accumulate((point.seconds for point in points), max)]
+
+    def seconds(self, tokens: int) -> float:
+        """The seconds of a step of so many tokens, not fewer than those of the first point."""
+        after = bisect_left(self._tokens, tokens)
+        if after == 0:
+            return self._seconds[0]
+        if after == len(self._tokens):
+            if after == 1:
+                return self._seconds[0]
+            after -= 1  # goes on as between the last two
+        begin, end = self._tokens[after - 1], self._tokens[after]
+        low, high = self._seconds[after - 1], self._seconds[after]
+        return low + (high - low) * (tokens - begin) / (end - begin)
+
+    def before(self, tokens: int) -> float:
+        """The seconds of the last point with fewer tokens."""
+        return self._seconds[max(0, bisect_left(self._tokens, tokens) - 1)]
+
+
+class _Options(Protocol):
+    """The draft tokens that a step could have."""
+
+    @property
+    def gains(self) -> Seq[tuple[int, float]]:
+        """Numbers of draft tokens, ascending, each with the tokens that it is expected to gain."""
+        ...
+
+    def take(self, count: int) -> Chosen:
+        """The drafts of ``count`` tokens, one of the numbers in ``gains``, or 0."""
+        ...
+
+
+class _BestChances:
+    """The tokens with the best chances, as many as fill a size of a step.
+
+    Chances never rise within a draft, so its first tokens lead.
+    """
+
+    def __init__(self, drafts: Drafts, rows: int, room: int) -> None:
+        self._drafts = drafts
         chances = [chance for draft in drafts.values() for chance in draft.chances]
-        owners = [sequence for sequence, draft in drafts.items() for _ in draft.chances]
-        ranked = sorted(range(len(chances)), key=chances.__getitem__, reverse=True)[:room]
-        expected = list(accumulate(map(chances.__getitem__, ranked)))
-        best = steps.best_count(expected, range(1, len(ranked) + 1))
-        if best:
-            others = steps.work.rows + steps.work.tokens
-            best = self._size(others + best) - others
-        counts = Counter(map(owners.__getitem__, ranked[:best]))
-        return {s: drafts[s].tokens[:count] for s, count in counts.items()}
+        self._owners = [sequence for sequence, draft in drafts.items() for _ in draft.chances]
+        order = sorted(range(len(chances)), key=chances.__getitem__, reverse=True)[:room]
+        self._ranked = order
+        expected = [*accumulate(map(chances.__getitem__, order), initial=0.0)]
+        counts: list[int] = []
+        while (last := counts[-1] if counts else 0) < len(order):
+            counts.append(min(step_size(rows + last + 1) - rows, len(order)))
+        self.gains = [(count, expected[count]) for count in counts]
 
-    def _same_length(self, drafts: Drafts, rows: Seq[Sequence], steps: _Steps, room: int) -> Chosen:
+    def take(self, count: int) -> Chosen:
+        counts = Counter(map(self._owners.__getitem__, self._ranked[:count]))
+        return {s: self._drafts[s].tokens[:number] for s, number in counts.items()}
+
+
+class _SameLength:
+    """Drafts of the same length for all rows."""
+
+    def __init__(self, drafts: Drafts, rows: Seq[Sequence], room: int) -> None:
+        self._drafts, self._rows = drafts, rows
         longest = min(
             max(len(draft.tokens) for draft in drafts.values()),
             min(map(_room, rows)),
             room // len(rows),
         )
-        expected = list(
-            accumulate(
-                sum(draft.chances[i] for draft in drafts.values() if i < len(draft.chances))
-                for i in range(longest)
-            )
+        gains = accumulate(
+            math.fsum(draft.chances[i] for draft in drafts.values() if i < len(draft.chances))
+            for i in range(longest)
         )
-        counts = [len(rows) * (i + 1) for i in range(longest)]
-        best = steps.best_count(expected, counts)
-        if not best:
-            return {}
-        return {s: _filled(s, drafts.get(s), best) for s in rows}
+        self.gains = [(len(rows) * number, gain) for number, gain in enumerate(gains, 1)]
+
+    def take(self, count: int) -> Chosen:
+        length = count // len(self._rows)
+        return {s: _filled(s, self._drafts.get(s), length) for s in self._rows} if length else {}
 
 
 def _room(sequence: Sequence) -> int:

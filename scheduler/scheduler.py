@@ -9,7 +9,6 @@ from collections.abc import Sequence as Seq
 from itertools import count, islice
 
 from chairlift.cache.capacity import Capacity
-from chairlift.cache.pages.page import step_size
 from chairlift.scheduler.bands import ONE_BAND
 from chairlift.scheduler.capacity_planner import MAX_MOVES
 from chairlift.scheduler.chunks import Chunks
@@ -75,8 +74,7 @@ class Scheduler:
         self._by_request: dict[str, dict[Sequence, None]] = {}
         self._numbers = count()
         self._chunk_sizes = Chunks(limits)
-        size = step_size if limits.paged else int
-        self._drafts = DraftChooser(not limits.geometry.pads, size)
+        self._drafts = DraftChooser(not limits.geometry.pads)
 
     def __iter__(self) -> Iterator[Sequence]:
         yield from self.running
@@ -126,13 +124,12 @@ class Scheduler:
     def learn(self, work: Work, seconds: float) -> None:
         """Learns from a finished step how long such work takes."""
         self._chunk_sizes.learn(work, seconds)
+        self._drafts.learn(work, seconds)
 
     def choose_drafts(self, drafts: Drafts) -> Chosen:
         """The drafts that the next plan would verify, if memory is left for them."""
         decode = self._decode()
-        work = Work(len(decode), sum(s.num_tokens for s in decode))
-        room = self.limits.max_step_tokens - len(decode)
-        return self._drafts.choose(drafts, decode, work, self._chunk_sizes.cost, room)
+        return self._drafts.choose(drafts, decode, self.limits.max_step_tokens - len(decode))
 
     def plan(self, now: Seq[Capacity], drafts: Chosen | None = None) -> Plan:
         """Plans the next step.
@@ -158,7 +155,7 @@ class Scheduler:
                 (prefill if sequence in prefill else decode).remove(sequence)
                 preempted.append(sequence)
             planner = self._planner(decode, prefill, now, moves=0)
-        self._drafts.count_step(drafts)
+        self._drafts.count_step(len(decode), drafts)
         proposed = sum(map(len, drafts.values()))
         rows_only = work = Work(len(decode), planner.context, drafts=proposed)
         # A prediction takes time; a step without prompts needs none.
