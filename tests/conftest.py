@@ -6,10 +6,12 @@ import gc
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from support.placement import share_all_cores, share_one_core
+from xdist.scheduler import LoadFileScheduling
 
 from chairlift.engine.cpu.blas import load_fast_blas
 from chairlift.engine.device.transformers_cache import cache_transformers_scan
@@ -54,6 +56,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for name in ("system", "slow")
     )
     items.sort(key=lambda item: (item.path not in system, item.path not in slow))
+
+
+class _SharedServers(LoadFileScheduling):
+    """A process takes whole files; one takes all those of clients, which share a server."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        scope: str = super()._split_scope(nodeid)
+        return "clients" if "/clients/" in scope else scope
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    return _SharedServers(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_collection_finish() -> None:
