@@ -46,16 +46,19 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Runs the files with real servers first, then those with other slow tests.
+    """Runs the files with real servers in turn with those that have other slow tests, both first.
 
-    They take the longest. The last file to run should be a short one, because the other workers
-    are idle meanwhile.
+    Tests with servers often wait; the others use the cores meanwhile. The last file to run should
+    be a short one, because the other workers are idle meanwhile.
     """
     system, slow = (
-        {item.path for item in items if item.get_closest_marker(name)}
+        list(dict.fromkeys(item.path for item in items if item.get_closest_marker(name)))
         for name in ("system", "slow")
     )
-    items.sort(key=lambda item: (item.path not in system, item.path not in slow))
+    places = {
+        path: place / len(files) for files in (slow, system) for place, path in enumerate(files)
+    }
+    items.sort(key=lambda item: places.get(item.path, 1.0))
 
 
 class _SharedServers(LoadFileScheduling):
