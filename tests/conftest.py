@@ -6,10 +6,12 @@ import gc
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from support.placement import share_all_cores, share_one_core
+from xdist.scheduler import LoadFileScheduling
 
 from chairlift.engine.cpu.blas import load_fast_blas
 from chairlift.engine.device.transformers_cache import cache_transformers_scan
@@ -44,16 +46,31 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Runs the files with real servers first, then those with other slow tests.
+    """Runs the files with real servers in turn with those that have other slow tests, both first.
 
-    They take the longest. The last file to run should be a short one, because the other workers
-    are idle meanwhile.
+    Tests with servers often wait; the others use the cores meanwhile. The last file to run should
+    be a short one, because the other workers are idle meanwhile.
     """
     system, slow = (
-        {item.path for item in items if item.get_closest_marker(name)}
+        list(dict.fromkeys(item.path for item in items if item.get_closest_marker(name)))
         for name in ("system", "slow")
     )
-    items.sort(key=lambda item: (item.path not in system, item.path not in slow))
+    places = {
+        path: place / len(files) for files in (slow, system) for place, path in enumerate(files)
+    }
+    items.sort(key=lambda item: places.get(item.path, 1.0))
+
+
+class _SharedServers(LoadFileScheduling):
+    """A process takes whole files; one takes all those of clients, which share a server."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        scope: str = super()._split_scope(nodeid)
+        return "clients" if "/clients/" in scope else scope
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    return _SharedServers(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_collection_finish() -> None:

@@ -8,9 +8,7 @@ is installed, so it is kept in the cache folder.
 from __future__ import annotations
 
 import importlib.machinery
-import os
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from hashlib import sha256
@@ -24,6 +22,7 @@ from typing import Any
 import msgspec
 
 from chairlift.engine.config import cache_dir
+from chairlift.engine.device.cache_files import write_whole
 
 # The scan maps folders to backends, those to files, and these to sets of classes. The format of
 # the cache names each kind of object, since JSON has neither sets nor sets as keys.
@@ -100,7 +99,7 @@ def cached(scan: Scanner, models: Path, file: Path) -> Scanner:
             return dict(_decoded(msgspec.json.decode(file.read_bytes())))
         found = scan(path)
         with suppress(OSError):
-            _write(file, msgspec.json.encode(_encoded(found)))
+            write_whole(file, msgspec.json.encode(_encoded(found)))
         return found
 
     return wrapped
@@ -111,14 +110,6 @@ def _file_for(package: Distribution, models: Path) -> Path:
     installed = package.read_text("RECORD") or ""
     key = sha256(f"{package.version}\n{models}\n{sys.version}\n{installed}".encode()).hexdigest()
     return cache_dir() / "transformers" / f"{key[:32]}.json"
-
-
-def _write(file: Path, content: bytes) -> None:
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    handle, partial = tempfile.mkstemp(dir=file.parent)
-    with os.fdopen(handle, "wb") as output:
-        output.write(content)
-    os.replace(partial, file)
 
 
 def _encoded(node: Any) -> Any:

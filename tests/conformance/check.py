@@ -92,9 +92,8 @@ def _check(name: str, seeds: tuple[int, ...]) -> Result:
     if name in ADAPTED:
         findings.notes.add("adapted (engine/model/adapters)")
     try:
-        for seed in seeds:
-            _check_schedule(model, seed, findings)
-        _check_accelerated(model, seeds[0], findings)
+        solo = [_check_schedule(model, seed, findings) for seed in seeds]
+        _check_accelerated(model, seeds[0], solo[0], findings)
     except UnsupportedKind as error:
         return Result(name, "failed", caches, str(error))
     except Exception as error:
@@ -129,11 +128,12 @@ def _unfit_for_comparison(model: Any) -> str | None:
     return None
 
 
-def _check_schedule(model: Any, seed: int, findings: _Findings) -> None:
+def _check_schedule(model: Any, seed: int, findings: _Findings) -> list[Record]:
+    """Returns the records of the sequences alone."""
     schedule = random_schedule(seed, pads=Batch(model).pads)
     solo, together = _both(model, schedule, trace=False)
     if not _differing(solo, together):
-        return
+        return solo
     # Once more, with the outputs of the layers.
     solo, together = _both(model, schedule, trace=True)
     for number, difference in _differing(solo, together).items():
@@ -144,12 +144,12 @@ def _check_schedule(model: Any, seed: int, findings: _Findings) -> None:
             if not _difference(one_by_one, together[number]):
                 continue
         findings.differences.append(_describe(model, schedule, number, difference))
+    return solo
 
 
-def _check_accelerated(model: Any, seed: int, findings: _Findings) -> None:
+def _check_accelerated(model: Any, seed: int, solo: list[Record], findings: _Findings) -> None:
     """Runs the batch once more with the engine's accelerations for this device."""
     schedule = random_schedule(seed, pads=Batch(model).pads)
-    solo, _ = _both(model, schedule, trace=False)
     accelerate(model)
     together = batched(model, schedule, [record.fed for record in solo], list)
     if _OWN_CHUNKS not in findings.notes:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.placement import let_ranks_preempt
 from support.tiny import tiny_config
 
 pytestmark = pytest.mark.system
@@ -17,6 +18,7 @@ pytestmark = pytest.mark.system
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_engines_are_measured_one_after_the_other(ranks: int, tmp_path: Path) -> None:
+    let_ranks_preempt()
     config, report = tmp_path / "config.json", tmp_path / "report.json"
     config.write_text(json.dumps(tiny_config("llama", vocab_size=259, head_dim=64)))
     command = [sys.executable, "-m", "chairlift.loadtest.engine_bench", "--only", "ours"]

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from chairlift.engine.cpu.compiled import llvm_attention, llvm_row_attention
+from chairlift.engine.cpu.compiled.compiled_code import cached
 from chairlift.engine.cpu.compiled.llvm_attention import WIDE
 
 # Inputs whose weights in a panel stay in the L1 or L2 cache while all tokens are multiplied.
@@ -69,6 +70,7 @@ def available() -> bool:
 def compiled() -> Kernel | None:
     """The kernel for this CPU; None if it is not ``available``."""
     try:
+        import llvmlite
         import llvmlite.binding as llvm
     except ImportError:
         return None
@@ -78,12 +80,19 @@ def compiled() -> Kernel | None:
         return None
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    target = llvm.Target.from_default_triple().create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=features.flatten(), opt=3
-    )
-    module = llvm.parse_assembly(_source(registers))
-    module.verify()
-    engine = llvm.create_mcjit_compiler(module, target)
+    cpu = {"cpu": llvm.get_host_cpu_name(), "features": features.flatten(), "opt": 3}
+    target = llvm.Target.from_default_triple().create_target_machine(**cpu)
+
+    def compile_source(source: str) -> bytes:
+        module = llvm.parse_assembly(source)
+        module.verify()
+        code: bytes = target.emit_object(module)
+        return code
+
+    compiler = f"{llvmlite.__version__} {llvm.llvm_version_info} {target.triple} {cpu}"
+    code = cached(compile_source, _source(registers), compiler)
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), target)
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
     size, address = ctypes.c_int64, ctypes.c_void_p
 

@@ -56,6 +56,7 @@ _GROUP = 32
 _KEPT_BITS = {GGMLType.Q4_0: 4, GGMLType.Q4_1: 4, GGMLType.Q8_0: 8}
 _FLOATING = {GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.F64}
 _PROGRESS_SECONDS = 0.5
+_ROW_BYTES = 8192  # of rows that are dequantized together
 
 
 def own_dtype(file: GGUFFile) -> mx.Dtype:
@@ -198,13 +199,22 @@ def _dequantize(
     file: GGUFFile, tensor: GGUFTensor, rows: npt.NDArray[np.uint8]
 ) -> npt.NDArray[np.float32]:
     try:
-        values: npt.NDArray[np.float32] = gguf.dequantize(rows, tensor.type)
+        values: npt.NDArray[np.float32] = gguf.dequantize(_long_rows(rows), tensor.type)
     except NotImplementedError:
         raise UnsupportedModel(
             f"{file.path}: tensor {tensor.name} has type {tensor.type.name}, "
             "which cannot be dequantized"
         ) from None
     return values.reshape(tensor.shape)
+
+
+def _long_rows(rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """The same bytes in fewer rows. gguf takes 16 at a time, twice as fast if they are long."""
+    count, width = rows.shape
+    joined = max(1, _ROW_BYTES // width)
+    while count % joined:
+        joined -= 1
+    return rows.reshape(count // joined, joined * width)
 
 
 def _llama3_scaling(file: GGUFFile, config: dict[str, Any]) -> dict[str, Any]:

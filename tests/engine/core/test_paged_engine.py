@@ -25,9 +25,14 @@ from chairlift.scheduler.limits import Limits
 
 
 def _core(
-    kind: TinyKind, kv_tokens: int, prefix: int = 0, swap: bool = False, rows: int = 4
+    kind: TinyKind,
+    kv_tokens: int,
+    prefix: int = 0,
+    swap: bool = False,
+    rows: int = 4,
+    layers: int | None = None,
 ) -> EngineCore:
-    model = tiny_model(kind)
+    model = tiny_model(kind, layers=layers)
     attention.install(model)
     geometry, vocabulary, layers = probe(model, kind)
     limits = Limits(rows, 36 + rows, kv_tokens * geometry.bytes_per_token, geometry)
@@ -94,7 +99,7 @@ def test_tokens_equal_the_solo_tokens(kind: TinyKind, prefix: int, swap: bool) -
 @pytest.mark.slow
 def test_prefixes_give_way_to_rows() -> None:
     """Short prefixes fill more pages than their bytes; they are dropped when rows need pages."""
-    core = _core("llama", 8 * PAGE_TOKENS, prefix=4 * PAGE_TOKENS)
+    core = _core("llama", 8 * PAGE_TOKENS, prefix=4 * PAGE_TOKENS, layers=1)
     for number in range(60):
         params = SamplingParams(max_tokens=2, seed=0, temperature=0.0)
         core.submit(Submit(str(number), [3 + number, 7, 9], params))
@@ -148,7 +153,8 @@ def test_the_pages_of_a_prefix_count_once_for_all_its_rows() -> None:
 def test_rows_with_prefixes_of_a_tree_never_lack_pages(seed: int, swap: bool) -> None:
     """Random prompts with parts in common, in memory for few of them."""
     rng = random.Random(seed)
-    core = _core("llama", 11 * PAGE_TOKENS, prefix=6 * PAGE_TOKENS, swap=swap, rows=8)
+    # One layer: its tokens are not looked at.
+    core = _core("llama", 11 * PAGE_TOKENS, prefix=6 * PAGE_TOKENS, swap=swap, rows=8, layers=1)
     parts = [[rng.randrange(3, 250) for _ in range(rng.randint(30, 150))] for _ in range(4)]
     waiting, ended, shared = 40, 0, 0
     while waiting or not core.idle:

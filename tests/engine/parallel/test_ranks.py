@@ -17,6 +17,7 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.models import qwen3_moe
 from support.engine.engine_client import Client, drained, request, tokens_of, until
+from support.placement import let_ranks_preempt
 from support.tiny import tiny_config, tiny_model_dir
 
 from chairlift.engine.client.local import LocalClient
@@ -32,6 +33,11 @@ pytestmark = pytest.mark.system
 # is this close to the next token's, the two may differ.
 TIE = 1e-3
 SUPERVISION = Supervision(backoff=0.01)
+
+
+@pytest.fixture(autouse=True)
+def _ranks_preempt() -> None:
+    let_ranks_preempt()
 
 
 class Reply(NamedTuple):
