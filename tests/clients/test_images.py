@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import base64
 import json
@@ -21,6 +22,7 @@ from support.api.server import Server, serving
 from support.vision.pictures import picture
 from support.vision.vision_dir import vision_dir
 
+from chairlift.loadtest import cli
 from chairlift.loadtest.servers.procfs import tree
 
 pytestmark = pytest.mark.system
@@ -235,6 +237,19 @@ async def test_a_stream_survives_its_engine(server: Server, client: AsyncOpenAI)
         if len(texts) == 20:
             os.kill(tree(server.process.pid)[1], signal.SIGKILL)  # the engine
     assert "".join(texts) == expected
+
+
+def test_a_load_of_random_images_agrees_with_the_server(
+    server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = argparse.ArgumentParser()
+    cli.add_arguments(parser)
+    flags = ["--base-url", server.url, "--backend", "openai-chat", "--dataset-name", "random-mm"]
+    flags += ["--num-prompts", "6", "--random-input-len", "8", "--random-output-len", "20"]
+    flags += ["--random-mm-base-items-per-request", "2", "--random-mm-bucket-config"]
+    flags += ["{(24, 40, 1): 1}", "--cancel-rate", "0.3", "--check-metrics", "--disable-tqdm"]
+    assert cli.run(parser.parse_args(flags)) == cli.EXIT_OK, capsys.readouterr()
+    assert "Client and server agree:" in capsys.readouterr().out
 
 
 HOSTILE = {
