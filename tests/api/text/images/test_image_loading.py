@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from aiohttp.typedefs import Handler
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,6 +50,15 @@ PRIVATE = [
     *("172.16.0.1", "192.0.0.8", "192.168.1.1", "198.18.0.1", "224.0.0.1", "240.0.0.1"),
     *("255.255.255.255", "::", "::1", "fe80::1", "fe80::1%eth0", "fc00::1", "fd12::1", "ff02::1"),
     *("::ffff:127.0.0.1", "::ffff:10.0.0.1", "64:ff9b::7f00:1", "64:ff9b:1::a00:1"),
+    *(
+        "::127.0.0.1",
+        "::ffff:0:127.0.0.1",
+        "fec0::1",
+        "5f00::1",
+        "4000::1",
+        "3fff::1",
+        "100:0:0:1::1",
+    ),
     *("2002:7f00:1::", "2002:a9fe:a9fe::", "2001:db8::1", "", "localhost", "1.2.3"),
 ]
 
@@ -244,15 +254,52 @@ async def test_a_body_is_not_decompressed(hosts: Hosts) -> None:
         assert image.data == b"raw"
 
 
-async def test_a_host_that_is_too_slow(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+async def _waits(request: web.Request) -> web.StreamResponse:
+    await asyncio.sleep(0.5)
+    return web.Response()
+
+
+async def _drips(request: web.Request) -> web.StreamResponse:
+    """Sends a byte at a time, so that no single read takes long."""
+    reply = web.StreamResponse()
+    await reply.prepare(request)
+    for _ in range(50):
+        await reply.write(b"x")
+        await asyncio.sleep(0.01)
+    return reply
+
+
+async def _redirects_slowly(request: web.Request) -> web.StreamResponse:
+    await asyncio.sleep(0.04)
+    return web.Response(status=302, headers={"Location": "/a.png"})
+
+
+@pytest.mark.parametrize("handler", [_waits, _drips, _redirects_slowly])
+async def test_a_host_that_is_too_slow(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch, handler: Handler
+) -> None:
     monkeypatch.setattr(fetching, "SECONDS", 0.1)
-
-    async def slow(request: web.Request) -> web.Response:
-        await asyncio.sleep(5)
-        return web.Response()
-
-    async with _site(web.get("/a.png", slow)) as port:
+    async with _site(web.get("/a.png", handler)) as port:
         await _refused(f"http://{HOST}:{port}/a.png", "longer than 0.1 s")
+
+
+async def test_a_name_that_resolves_to_another_address_the_next_time(hosts: Hosts) -> None:
+    """The connection is made to the address that was checked, and each redirect is checked anew."""
+    resolved: list[str] = []
+
+    class Rebinding(dict[str, list[str]]):
+        def __getitem__(self, name: str) -> list[str]:
+            resolved.append(name)
+            return ["127.0.0.1"] if len(resolved) == 1 else ["10.0.0.1"]
+
+    hosts.names = Rebinding({HOST: []})
+    async with _site(_reply()) as port:
+        assert len(await _load(f"http://{HOST}:{port}/a.png")) == 1
+        assert resolved == [HOST]
+        await _refused(f"http://{HOST}:{port}/a.png", "not public")
+    resolved.clear()
+    async with _site(_redirect("/a.png")) as port:
+        await _refused(f"http://{HOST}:{port}/a.png", "not public|3 redirects")
 
 
 async def test_a_host_that_is_not_there(hosts: Hosts) -> None:
