@@ -49,7 +49,7 @@ def decode(data: bytes, media_type: str | None, detail: str, name: str) -> Image
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return _decoded(data, media_type, detail, name)
-    except RequestError:
+    except (RequestError, MemoryError):  # a worker says how much memory a job may have
         raise
     except Image.DecompressionBombError as error:
         raise RequestError(f"{name}: more than {MAX_PIXELS} pixels", "messages") from error
@@ -90,10 +90,10 @@ def _decoded(data: bytes, media_type: str | None, detail: str, name: str) -> Ima
 def _upright(image: Image.Image) -> Image.Image:
     # NOTE: ImageOps.exif_transpose also writes the EXIF anew, which fails where it is damaged.
     try:
-        method = _UPRIGHT.get(image.getexif().get(ExifTags.Base.Orientation))
-    except Exception:  # the picture itself is readable; Pillow raises exceptions of any type
-        method = None
-    return image if method is None else image.transpose(method)
+        method = _UPRIGHT[image.getexif()[ExifTags.Base.Orientation]]
+    except Exception:  # it has none, or is damaged: Pillow raises exceptions of any type
+        return image
+    return image.transpose(method)
 
 
 def _rgb(image: Image.Image) -> Image.Image:

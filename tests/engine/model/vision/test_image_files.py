@@ -118,6 +118,17 @@ def test_a_canvas_of_many_frames_of_a_pixel() -> None:
     assert shown(_webp(32, 32, 5000)).size == (32, 32)
 
 
+def test_memory_that_runs_out_is_the_workers_to_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It knows how much a job may have; an image is not damaged because others are large."""
+
+    def convert(image: Image.Image, mode: str) -> Image.Image:
+        raise MemoryError
+
+    monkeypatch.setattr(Image.Image, "convert", convert)
+    with pytest.raises(MemoryError):
+        shown(picture(1))
+
+
 # Data beside the pixels
 
 
