@@ -54,8 +54,9 @@ def decode(data: bytes, media_type: str | None, detail: str, name: str) -> Image
     except Image.DecompressionBombError as error:
         raise RequestError(f"{name}: more than {MAX_PIXELS} pixels", "messages") from error
     except Exception as error:  # Pillow's decoders raise exceptions of any type
+        # Quoted, because it may contain bytes of the file, which the log leaves out.
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise RequestError(f"{name}: the image is damaged: {reason}", "messages") from error
+        raise RequestError(f"{name}: the image is damaged: {reason!r}", "messages") from error
 
 
 def _decoded(data: bytes, media_type: str | None, detail: str, name: str) -> Image.Image:
@@ -70,7 +71,7 @@ def _decoded(data: bytes, media_type: str | None, detail: str, name: str) -> Ima
         actual = FORMATS["JPEG" if image.format == _SEVERAL_JPEGS else str(image.format)]
         if media_type is not None and _usual(media_type) != actual:
             raise RequestError(
-                f"{name}: the image is {actual}, but its type is said to be {media_type[:64]}",
+                f"{name}: the image is {actual}, but its type is said to be {media_type[:64]!r}",
                 "messages",
             )
         width, height = image.size

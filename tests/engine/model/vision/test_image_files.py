@@ -13,6 +13,7 @@ import pytest
 from PIL import Image, ImageOps
 from support.vision.pictures import picture
 
+from chairlift.api.observe.access import reason_of
 from chairlift.engine.errors import RequestError
 from chairlift.engine.model.vision.decoding import FORMATS, decode
 
@@ -218,6 +219,16 @@ def test_damaged_exif_does_not_spoil_a_photograph() -> None:
         segment = b"\xff\xe1" + struct.pack(">H", len(damaged) + 2) + bytes(damaged)
         sizes.add(shown(plain[:2] + segment + plain[2:]).size)
     assert sizes == {(16, 8), (8, 16)}
+
+
+def test_errors_quote_what_is_the_clients() -> None:
+    """So that the log leaves it out, and a terminal shows no control characters."""
+    broken = picture(1, kind="WEBP")[:-9]
+    for data, media_type in ((picture(1), "image/\x1b[31m\n\u202e"), (broken, None)):
+        with pytest.raises(RequestError) as error:
+            decode(data, media_type, "auto", "image 1")
+        assert str(error.value).isprintable()
+        assert "…" in reason_of(error.value)
 
 
 # Pixels of other kinds
