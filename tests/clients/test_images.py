@@ -19,8 +19,7 @@ import pytest
 from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 from support.api.server import Server, serving
-from support.vision.pictures import picture
-from support.vision.vision_dir import vision_dir
+from support.vision.vision_dir import picture, vision_dir
 
 from chairlift.loadtest import cli
 from chairlift.loadtest.servers.procfs import tree

@@ -14,7 +14,7 @@ from PIL import Image
 from playwright.sync_api import Browser, Page, expect
 from support.page.browser import PATIENCE_MS, ask, control, open_page
 from support.page.page_server import Describer, PageServer
-from support.vision.pictures import picture
+from support.vision.vision_dir import picture
 
 pytestmark = pytest.mark.system
 expect.set_options(timeout=PATIENCE_MS)

@@ -9,7 +9,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, expect
 from support.page.browser import PATIENCE_MS, ask, control, open_page
 from support.page.page_server import PageServer
-from support.vision.pictures import picture
+from support.vision.vision_dir import picture
 
 pytestmark = pytest.mark.system
 WIDE, PHONE = {"width": 1440, "height": 960}, {"width": 390, "height": 844}

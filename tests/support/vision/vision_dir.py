@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import mlx.core as mx
+import numpy as np
 from mlx.utils import tree_flatten
+from PIL import Image
 from support.tiny import EOS_ID, SPECIALS, tiny_tokenizer
 from support.vision.tiny_vision import CONFIGS, vlm_model
 from tokenizers import AddedToken
@@ -229,6 +232,16 @@ def chat_template(mark: str | None) -> str:
         + "<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
+
+
+def picture(
+    seed: int, width: int = 40, height: int = 24, kind: str = "PNG", **settings: Any
+) -> bytes:
+    """The file of a random picture."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3)).astype(np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, kind, **settings)
+    return file.getvalue()
 
 
 def _write(path: Path, value: object) -> None:

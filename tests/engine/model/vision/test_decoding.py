@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from support.vision.pictures import picture
+from support.vision.vision_dir import picture
 
 from chairlift.engine.errors import RequestError
 from chairlift.engine.model.vision.decoding import FORMATS, LOW_DETAIL, MAX_PIXELS, decode

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
-from support.vision.pictures import picture
+from support.vision.vision_dir import picture
 
 from chairlift.api.observe.access import reason_of
 from chairlift.engine.errors import RequestError

@@ -10,9 +10,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from PIL import Image
-from support.vision.pictures import picture
 from support.vision.tiny_vision import numpy_of
-from support.vision.vision_dir import PROCESSORS, vision_dir
+from support.vision.vision_dir import PROCESSORS, picture, vision_dir
 
 from chairlift.engine.errors import ModelError, RequestError
 from chairlift.engine.messages import ImagePrompt, ImageSource
