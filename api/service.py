@@ -126,6 +126,12 @@ class Service:
         return {entry.name: entry.state for entry in self.models.entries}
 
     @property
+    def models_that_see(self) -> set[str]:
+        """The names of the models that take images, as far as they were loaded once."""
+        entries = self.models.entries
+        return {entry.name for entry in entries if entry.last and entry.last.vision is not None}
+
+    @property
     def unhealthy(self) -> str | None:
         """The reason why requests cannot be served now, or None."""
         if self.drain.draining:

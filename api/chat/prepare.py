@@ -61,7 +61,7 @@ async def rendered(messages: Messages, templating: Templating, model: ServedMode
     if references and model.vision is None:
         raise RequestError(
             f"messages: the model {model.name!r} takes no images ('image_url', 'input_image', "
-            "'image'), only text",
+            "'image', 'images'), only text",
             "messages",
         )
     rendering = await _rendering(messages, templating, model)

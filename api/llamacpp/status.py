@@ -25,7 +25,7 @@ async def llama_props(http: web.Request) -> web.Response:
             roles.bos_token or "",
             roles.eos_token or "",
             f"chairlift {VERSION}",
-            LlamaModalities(),
+            LlamaModalities(vision=model.vision is not None),
         )
     )
 

@@ -67,6 +67,11 @@ class ServedModel:
         assert self.client.info is not None, "loaded"
         return self.client.info
 
+    @property
+    def input_modalities(self) -> list[str]:
+        """What the messages of requests may consist of."""
+        return ["text"] if self.vision is None else ["text", "image"]
+
     def submit(self, request: Submit) -> TokenStream:
         """Submits a user's request, through the canary if there is one."""
         if self.adapter is not None:

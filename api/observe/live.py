@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Protocol
 
@@ -55,6 +55,11 @@ class ServerStatus(Protocol):
     @property
     def model_states(self) -> Mapping[str, str]:
         """The state of every model, by name."""
+        ...
+
+    @property
+    def models_that_see(self) -> Container[str]:
+        """The names of the models that take images, as far as they were loaded once."""
         ...
 
     @property
@@ -152,7 +157,7 @@ class Watcher:
         history = self._live.history
         samples, self._samples_sent = history.since(self._samples_sent)
         minute, stats = history.last_minute(now), history.latest
-        models = server.loaded_models
+        models, sees = server.loaded_models, server.models_that_see
         reason = server.unhealthy
         return LiveState(
             now.at,
@@ -160,7 +165,7 @@ class Watcher:
             "ok" if reason is None else "unavailable",
             reason,
             _facts(models),
-            [ModelState(name, state) for name, state in server.model_states.items()],
+            [ModelState(name, state, name in sees) for name, state in server.model_states.items()],
             stats.running,
             stats.waiting,
             self._live.riders,

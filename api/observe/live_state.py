@@ -23,10 +23,17 @@ class Facts(msgspec.Struct):
 
 
 class ModelState(msgspec.Struct):
-    """One of the server's models: its id, and "loaded", "loading", "unloaded", "failed" or so."""
+    """One of the server's models.
+
+    Attributes:
+        name: its id.
+        state: "loaded", "loading", "unloaded", "failed" or so.
+        sees: whether it takes images; false until it was loaded once.
+    """
 
     name: str
     state: str
+    sees: bool
 
 
 class Rider(msgspec.Struct):

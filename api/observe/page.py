@@ -17,10 +17,11 @@ from chairlift.api.observe.live import PERIOD_SECONDS, Live, ServerStatus
 _FOLDER = Path(__file__).parent / "ui"
 _INDEX = "index.html"
 EVENTS = "/ui/events"
-# They forbid foreign content, inline scripts and styles, and framing by other sites.
+# They forbid foreign content, inline scripts and styles, and framing by other sites. Data URLs are
+# the images that the user shows the model.
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
-    "img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",

@@ -44,7 +44,8 @@ def chat_request(request: OllamaChatRequest, model: str, thinks: bool) -> ChatRe
 
 def prompt_request(request: OllamaGenerateRequest, model: str, thinks: bool) -> ChatRequest:
     """The chat request whose user says the prompt. Raises as ``chat_request``."""
-    messages = [{"role": "user", "content": request.prompt}]
+    content = _content(request.prompt, request.images)
+    messages: list[Fields] = [{"role": "user", "content": content}]
     if request.system:
         messages.insert(0, {"role": "system", "content": request.system})
     return ChatRequest.model_validate(
@@ -59,8 +60,9 @@ def completion_request(
 
     Raises: as ``chat_request``.
     """
-    if request.think:
-        raise RequestError("think: not with raw, suffix, or a model without a template", "think")
+    for name, value in (("think", request.think), ("images", request.images)):
+        if value:
+            raise RequestError(f"{name}: not with raw, suffix, or a model without a template", name)
     logprobs = request.top_logprobs if request.logprobs else None
     fields = {**_generation_fields(request, model), "prompt": prompt, "logprobs": logprobs}
     return CompletionRequest.model_validate(
@@ -79,7 +81,8 @@ def messages_of(messages: Sequence[OllamaMessage]) -> list[Fields]:
     waiting: list[tuple[str, str]] = []
     count = 0
     for message in messages:
-        fields: Fields = {"role": message.role, "content": message.content}
+        content = _content(message.content, message.images)
+        fields: Fields = {"role": message.role, "content": content}
         if message.thinking is not None and message.role == "assistant":
             fields["reasoning_content"] = message.thinking
         if message.tool_calls:
@@ -98,6 +101,14 @@ def messages_of(messages: Sequence[OllamaMessage]) -> list[Fields]:
             fields["tool_call_id"] = message.tool_call_id or _next_id(waiting, message.tool_name)
         converted.append(fields)
     return converted
+
+
+def _content(text: str, images: Sequence[str] | None) -> str | list[Fields]:
+    if not images:
+        return text
+    urls = [{"url": f"data:;base64,{image}"} for image in images]
+    parts: list[Fields] = [{"type": "image_url", "image_url": url} for url in urls]
+    return [*parts, {"type": "text", "text": text}]
 
 
 def _next_id(waiting: list[tuple[str, str]], name: str | None) -> str | None:

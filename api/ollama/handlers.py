@@ -68,7 +68,7 @@ async def ollama_generate(http: web.Request) -> web.StreamResponse:
     request = await read(http, OllamaGenerateRequest)
     model = http.app[SERVICE].model(request.model)
     name = request.model or model.name
-    if not (request.prompt or request.suffix):
+    if not (request.prompt or request.suffix or request.images):
         return json_response(
             OllamaGenerated(
                 model=name, created_at=now(), done=True, done_reason="load", response=""

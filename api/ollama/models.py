@@ -128,6 +128,7 @@ def _capabilities(model: ServedModel) -> list[str]:
     vocabulary = model.vocabulary
     found = {
         "completion": True,
+        "vision": model.vision is not None,
         # Models without a native format of calls get one in the prompt.
         "tools": vocabulary.has_chat_template,
         "thinking": vocabulary.format.thoughts is not None,

@@ -34,7 +34,8 @@ Format = Annotated[
     WithJsonSchema({"anyOf": [{"enum": ["", JSON_FORMAT]}, {"type": "object"}]}),
 ]
 Think = bool | Literal["low", "medium", "high", "max"]
-NoImages = Annotated[Any, *only([])]
+# Files in base64.
+Images = list[str] | None
 
 
 class OllamaCalledFunction(Request):
@@ -52,13 +53,13 @@ class OllamaToolCall(Request):
 
 class OllamaMessage(Request):
     """A message of a conversation. A tool's result names its call by ``tool_call_id``, or only the
-    function by ``tool_name``.
+    function by ``tool_name``. Images come before the text.
     """
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str = ""
     thinking: str | None = None
-    images: NoImages = None
+    images: Images = None
     tool_calls: Annotated[list[OllamaToolCall], Field(max_length=MAX_CALLS)] = []
     tool_name: str | None = None
     tool_call_id: Annotated[str, Field(max_length=256)] | None = None
@@ -94,7 +95,8 @@ class OllamaChatRequest(OllamaGenerationRequest):
 
 
 class OllamaGenerateRequest(OllamaGenerationRequest):
-    """POST /api/generate. Without a prompt it generates nothing, and only checks the model.
+    """POST /api/generate. Without prompt and images it generates nothing, and only checks the
+    model.
 
     With ``raw`` the model continues the prompt as it is; otherwise the prompt is a user's message.
     With ``suffix`` the model fills the gap between prompt and suffix.
@@ -106,7 +108,7 @@ class OllamaGenerateRequest(OllamaGenerationRequest):
     raw: bool = False
     template: Annotated[Any, *only("")] = None
     context: Annotated[Any, *only([])] = None
-    images: NoImages = None
+    images: Images = None
     # Of models that generate images.
     width: Annotated[Any, *only(0)] = None
     height: Annotated[Any, *only(0)] = None

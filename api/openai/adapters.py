@@ -100,4 +100,5 @@ def adapter_card(model: ServedModel) -> ModelCard:
     context = model.info.max_context
     card = ModelCard(model.name, model.created, context, model.adapter.path, model.defaults)
     card.parent = model.base.name
+    card.input_modalities = model.input_modalities
     return card

@@ -213,10 +213,11 @@ class EmbeddingList(Struct):
 class ModelCard(Struct):
     """``root`` is the model's own name, like a hub id; clients find its tokenizer by it.
 
-    ``default_sampling_params`` is the sampling of requests that give no value of their own. Both it
-    and ``max_model_len`` are null until the model was loaded once. ``reason`` is why a failed model
-    cannot be served. Of a LoRA adapter, ``root`` is the folder of its files and ``parent`` the
-    model that it changes.
+    ``default_sampling_params`` is the sampling of requests that give no value of their own.
+    ``input_modalities`` is what messages may consist of: "text", and "image" if the model sees
+    images. These and ``max_model_len`` are null until the model was loaded once. ``reason`` is why
+    a failed model cannot be served. Of a LoRA adapter, ``root`` is the folder of its files and
+    ``parent`` the model that it changes.
     """
 
     id: str
@@ -230,6 +231,7 @@ class ModelCard(Struct):
     object: Literal["model"] = "model"
     owned_by: str = "chairlift"
     parent: str | None = None
+    input_modalities: Sequence[str] | None = None
 
 
 class UnloadedAdapter(Struct):

@@ -101,6 +101,8 @@ def _card(entry: ModelEntry) -> ModelCard:
         entry.state,
         entry.plan.aliases,
     )
+    if model is not None:
+        card.input_modalities = model.input_modalities
     if entry.state == "failed" and entry.failure is not None:
         card.reason = entry.failure
     return card

@@ -116,7 +116,9 @@ class Workers:
                 raise WorkerFailed("the server stops")
             full = len(self._turns) >= MAX_WAITING
             if full or self._turns.count(owner) >= MAX_WAITING_OF_ONE:
-                raise QueueFull("too many large requests or grammars wait to be read", WAIT_SECONDS)
+                raise QueueFull(
+                    "too many large requests, images or grammars wait to be read", WAIT_SECONDS
+                )
             self._turns.put(owner, _Waiting(job, time.monotonic(), future))
             if len(self._turns) > self._idle and len(self._threads) < len(self._processes):
                 self._begin_thread()
@@ -162,7 +164,9 @@ class Workers:
 def _fulfil(future: Future[Any], process: WorkerProcess, job: Job, waited: float) -> None:
     try:
         if waited > WAIT_SECONDS:
-            raise QueueFull("too many large requests or grammars wait to be read", WAIT_SECONDS)
+            raise QueueFull(
+                "too many large requests, images or grammars wait to be read", WAIT_SECONDS
+            )
         value = process.run(job)
     except BaseException as error:
         future.set_exception(error)

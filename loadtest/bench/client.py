@@ -198,7 +198,8 @@ class OpenAIClient:
         """
         if not self._chat:
             return await self.count_tokens(request.prompt)
-        return await self._tokenize({"messages": _conversation(request.prompt)})
+        messages = request.body.get("messages", _conversation(request.prompt))
+        return await self._tokenize({"messages": messages})
 
     async def _tokenize(self, body: dict[str, Any]) -> int | None:
         data = msgspec.json.encode(body)

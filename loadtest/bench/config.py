@@ -10,9 +10,15 @@ from typing import Literal
 from chairlift.loadtest.bench.metrics import GOODPUT_METRICS, METRIC_NAMES
 from chairlift.loadtest.bench.target import Backend, is_chat
 from chairlift.loadtest.data.arrivals import Ramp
+from chairlift.loadtest.data.random_images import BUCKETS, LIMITS, RandomImages
 from chairlift.loadtest.errors import UsageError
 
-DatasetName = Literal["random", "prefix_repetition", "edit", "sharegpt", "custom", "trace"]
+DatasetName = Literal[
+    "random", "random-mm", "prefix_repetition", "edit", "sharegpt", "custom", "trace"
+]
+
+# Data sets whose replies end at random, so that they run to full length, as in vLLM.
+_RANDOM_DATASETS = ("random", "random-mm", "prefix_repetition", "trace")
 
 # Data sets that are read from --dataset-path.
 FILE_DATASETS = ("sharegpt", "custom", "trace")
@@ -55,6 +61,10 @@ class BenchConfig:
     random_input_len: int = 1024
     random_output_len: int = 128
     random_range_ratio: float = 0.0
+    random_mm_base_items_per_request: int = 1
+    random_mm_num_mm_items_range_ratio: float = 0.0
+    random_mm_limit_mm_per_prompt: str = LIMITS
+    random_mm_bucket_config: str = BUCKETS
     prefix_repetition_prefix_len: int = 256
     prefix_repetition_suffix_len: int = 256
     prefix_repetition_num_prefixes: int = 10
@@ -83,6 +93,8 @@ class BenchConfig:
         for wrong, message in (*self._out_of_range(), *self._contradictions()):
             if wrong:
                 raise UsageError(message)
+        if self.random_images is not None and not is_chat(self.endpoint):
+            raise UsageError("--dataset-name random-mm needs conversations: --backend openai-chat")
         for name, limit in self.goodput.items():
             if name not in GOODPUT_METRICS or not limit >= 0:
                 raise UsageError(
@@ -177,6 +189,18 @@ class BenchConfig:
         return Ramp(strategy, start, end)
 
     @property
+    def random_images(self) -> RandomImages | None:
+        """The images of random prompts, or None if they have none."""
+        if self.dataset_name != "random-mm":
+            return None
+        return RandomImages.of(
+            self.random_mm_base_items_per_request,
+            self.random_mm_num_mm_items_range_ratio,
+            self.random_mm_limit_mm_per_prompt,
+            self.random_mm_bucket_config,
+        )
+
+    @property
     def loops(self) -> bool:
         """Whether each client sends one request after the other until ``duration`` is over."""
         return (
@@ -219,9 +243,8 @@ class BenchConfig:
 
     @property
     def ignores_eos(self) -> bool:
-        """Whether replies run to full length; as in vLLM, always so for random prompts, whose
-        replies end at random."""
-        return self.ignore_eos or self.dataset_name in ("random", "prefix_repetition", "trace")
+        """Whether replies run to full length."""
+        return self.ignore_eos or self.dataset_name in _RANDOM_DATASETS
 
 
 def _flag(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -94,7 +95,11 @@ async def _requests(
     ratio = config.random_range_ratio
     input_lens = draw_lengths(config.random_input_len, ratio, count, rng)
     output_lens = draw_lengths(config.random_output_len, ratio, count, rng)
-    return await random_requests(input_lens, output_lens, rng, count_tokens, built)
+    requests = await random_requests(input_lens, output_lens, rng, count_tokens, built)
+    if config.random_images is None:
+        return requests
+    # Spawned, so that the arrivals are those of random prompts without images.
+    return await asyncio.to_thread(config.random_images.added_to, requests, rng.spawn(1)[0])
 
 
 def _offsets(config: BenchConfig, rng: np.random.Generator) -> list[float]:

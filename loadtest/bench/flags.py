@@ -9,6 +9,7 @@ from typing import Any, Protocol, get_args
 from chairlift.loadtest.bench.config import DatasetName
 from chairlift.loadtest.bench.metrics import METRIC_NAMES
 from chairlift.loadtest.bench.target import BACKENDS, HOST, PORT
+from chairlift.loadtest.data.random_images import BUCKETS, LIMITS
 
 # The same as for ``chairlift chat``. Of a list with commas, the first key is sent.
 KEY_VARIABLES = ("CHAIRLIFT_API_KEY", "OPENAI_API_KEY")
@@ -77,6 +78,7 @@ def _add_dataset(add: Add) -> None:
         metavar="R",
         help="both lengths vary uniformly in [len*(1-R), len*(1+R)] (default: %(default)s)",
     )
+    _add_images(add)
     for name, default, meaning in (
         ("prefix-len", 256, "tokens of each shared prefix"),
         ("suffix-len", 256, "prompt tokens after the prefix"),
@@ -112,7 +114,8 @@ def _add_dataset(add: Add) -> None:
     add(
         "--ignore-eos",
         action="store_true",
-        help="generate replies of full length; always on with random, prefix_repetition, trace",
+        help="generate replies of full length; always on with random, random-mm, prefix_repetition,"
+        " trace",
     )
     add("--temperature", type=float, help="sampling temperature (default: left to the server)")
     add(
@@ -121,6 +124,35 @@ def _add_dataset(add: Add) -> None:
         default=0,
         help="seed of prompts, lengths, arrivals, cancellations and slow readers"
         " (default: %(default)s)",
+    )
+
+
+def _add_images(add: Add) -> None:
+    add(
+        "--random-mm-base-items-per-request",
+        type=int,
+        default=1,
+        metavar="N",
+        help="images of each request of random-mm (default: %(default)s)",
+    )
+    add(
+        "--random-mm-num-mm-items-range-ratio",
+        type=float,
+        default=0.0,
+        metavar="R",
+        help="the number of images varies uniformly in [N*(1-R), N*(1+R)] (default: %(default)s)",
+    )
+    add(
+        "--random-mm-limit-mm-per-prompt",
+        default=LIMITS,
+        metavar="DICT",
+        help="the most images of a request (default: %(default)s; videos are not supported)",
+    )
+    add(
+        "--random-mm-bucket-config",
+        default=BUCKETS,
+        metavar="DICT",
+        help="the probability of each (height, width, frames) of an image (default: %(default)s)",
     )
 
 

@@ -1,15 +1,19 @@
-"""Images through the clients of OpenAI and Anthropic, unmodified, from a real server."""
+"""Images through the clients of OpenAI, Anthropic and Ollama, unmodified, from a real server."""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import base64
+import json
 import os
 import signal
+import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import ollama
 import openai
 import pytest
 from anthropic import AsyncAnthropic
@@ -17,6 +21,7 @@ from openai import AsyncOpenAI
 from support.api.server import Server, serving
 from support.vision.vision_dir import picture, vision_dir
 
+from chairlift.loadtest import cli
 from chairlift.loadtest.servers.procfs import tree
 
 pytestmark = pytest.mark.system
@@ -64,7 +69,7 @@ async def _chat(client: AsyncOpenAI, *content: dict[str, Any], **fields: Any) ->
 
 
 async def test_all_apis_show_the_model_the_same_image(
-    client: AsyncOpenAI, claude: AsyncAnthropic
+    server: Server, client: AsyncOpenAI, claude: AsyncAnthropic
 ) -> None:
     file = picture(1)
     chat = await _chat(client, _part(file), _text("What?"))
@@ -95,6 +100,14 @@ async def test_all_apis_show_the_model_the_same_image(
     assert text
     assert response.output_text == text
     assert [block.text for block in message.content if block.type == "text"] == [text]
+    async with ollama.AsyncClient(server.url) as llama:
+        options = {"temperature": 0, "num_predict": 12}
+        asked: Any = [{"role": "user", "content": "What?", "images": [file]}]
+        assert (await llama.chat(NAME, asked, options=options)).message.content == text
+        generated = await llama.generate(NAME, "What?", images=[file], options=options)
+        assert generated.response == text
+        shown = await llama.show(NAME)
+        assert "vision" in (shown.capabilities or [])
     other = await _chat(client, _part(picture(2)), _text("What?"))
     assert other.choices[0].message.content != text
     counted = await claude.messages.count_tokens(
@@ -105,6 +118,13 @@ async def test_all_apis_show_the_model_the_same_image(
     assert counted.input_tokens == chat.usage.prompt_tokens == plain.usage.prompt_tokens + 15 + 2
     assert response.usage is not None
     assert response.usage.input_tokens == chat.usage.prompt_tokens
+
+
+def test_the_server_says_that_its_model_sees(server: Server) -> None:
+    with urllib.request.urlopen(f"{server.url}/v1/models/{NAME}") as card:
+        assert json.load(card)["input_modalities"] == ["text", "image"]
+    with urllib.request.urlopen(f"{server.url}/props") as props:
+        assert json.load(props)["modalities"] == {"vision": True, "audio": False}
 
 
 async def test_the_next_turn_computes_neither_image_nor_prompt_again(
@@ -218,10 +238,23 @@ async def test_a_stream_survives_its_engine(server: Server, client: AsyncOpenAI)
     assert "".join(texts) == expected
 
 
+def test_a_load_of_random_images_agrees_with_the_server(
+    server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = argparse.ArgumentParser()
+    cli.add_arguments(parser)
+    flags = ["--base-url", server.url, "--backend", "openai-chat", "--dataset-name", "random-mm"]
+    flags += ["--num-prompts", "6", "--random-input-len", "8", "--random-output-len", "20"]
+    flags += ["--random-mm-base-items-per-request", "2", "--random-mm-bucket-config"]
+    flags += ["{(24, 40, 1): 1}", "--cancel-rate", "0.3", "--check-metrics", "--disable-tqdm"]
+    assert cli.run(parser.parse_args(flags)) == cli.EXIT_OK, capsys.readouterr()
+    assert "Client and server agree:" in capsys.readouterr().out
+
+
 HOSTILE = {
     "svg": (_part(SVG, "image/svg+xml"), "not an image"),
     "svg as png": (_part(SVG), "not an image"),
-    "another type": (_part(picture(1, kind="JPEG")), "said to be image/png"),
+    "another type": (_part(picture(1, kind="JPEG")), "said to be 'image/png'"),
     "cut short": (_part(picture(1)[:400]), "damaged"),
     "empty": (_part(b""), "empty"),
     "no base64": ({"type": "image_url", "image_url": {"url": "data:image/png,abc"}}, "base64"),

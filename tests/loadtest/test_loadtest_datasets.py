@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,9 +16,12 @@ from typing import Any
 import pytest
 from support.fake_server import FakeServer, bench, serving
 
+from chairlift.api.text.images.data_urls import data_url
+from chairlift.engine.model.vision.decoding import decode
 from chairlift.loadtest import cli
 from chairlift.loadtest.bench.config import BenchConfig
 from chairlift.loadtest.bench.dataset import Workload, build_workload
+from chairlift.loadtest.data.workload import WorkloadRequest
 from chairlift.loadtest.errors import UsageError
 from chairlift.loadtest.servers.child import free_port
 
@@ -49,6 +54,12 @@ SHAREGPT = [
     conversation(words(10, "silent"), ""),
     {"id": "empty"},
 ]
+
+IMAGES: dict[str, Any] = {
+    **{"dataset_name": "random-mm", "backend": "openai-chat", "endpoint": "/v1/chat/completions"},
+    **{"random_mm_base_items_per_request": 2, "random_mm_num_mm_items_range_ratio": 0.5},
+    "random_mm_bucket_config": "{(8, 16, 1): 1, (8, 8, 1): 2, (8, 8, 4): 0}",
+}
 
 TRACE = [
     {"arrival": 7.0, "prompt_tokens": 5, "output_tokens": 3},
@@ -136,6 +147,72 @@ def test_settings_of_the_data_set_edit_that_cannot_work(flags: dict[str, Any]) -
         BenchConfig(**flags)
 
 
+def images_of(request: WorkloadRequest) -> list[tuple[int, int]]:
+    """The sizes of a request's images, which are behind its text."""
+    [message] = request.body["messages"]
+    text, *parts = message["content"]
+    assert (message["role"], text) == ("user", {"type": "text", "text": request.prompt})
+    urls = [part["image_url"]["url"] for part in parts]
+    images = [decode(*data_url(url), "auto", "") for url in urls]
+    return [image.size for image in images]
+
+
+async def test_random_prompts_have_images_of_the_given_sizes() -> None:
+    flags: dict[str, Any] = {"num_prompts": 60, "random_input_len": 5, "request_rate": 9.0}
+    requests, offsets = await workload(**{**IMAGES, **flags})
+    plain, same = await workload(**flags)
+    assert (offsets, [each.prompt for each in requests]) == (same, [each.prompt for each in plain])
+    sizes = [images_of(request) for request in requests]
+    assert Counter(map(len, sizes)).keys() == {1, 2, 3}
+    counts = Counter(size for each in sizes for size in each)
+    # Height comes first in the flag, width in Pillow. A third of them is wide.
+    assert counts.keys() == {(16, 8), (8, 8)}
+    assert 0.2 < counts[16, 8] / counts.total() < 0.45
+    urls = [
+        part["image_url"]["url"] for r in requests for part in r.body["messages"][0]["content"][1:]
+    ]
+    assert len(set(urls)) == len(urls)
+    limit = {"random_mm_limit_mm_per_prompt": '{"image": 2}'}
+    requests, _ = await workload(**{**IMAGES, **flags, **limit})
+    assert {len(images_of(request)) for request in requests} == {1, 2}
+    none = {"random_mm_base_items_per_request": 0, "random_mm_bucket_config": '{"(8, 8, 1)": 1}'}
+    requests, _ = await workload(**{**IMAGES, **flags, **none})
+    assert {len(images_of(request)) for request in requests} == {0}
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        ({"endpoint": "/v1/completions"}, "--backend openai-chat"),
+        ({"random_mm_base_items_per_request": -1}, "must not be negative"),
+        ({"random_mm_num_mm_items_range_ratio": 1.1}, "between 0 and 1"),
+        ({"random_mm_num_mm_items_range_ratio": math.nan}, "between 0 and 1"),
+        ({"random_mm_base_items_per_request": 600}, "at most 255 images, but at least 300"),
+        *(
+            ({"random_mm_limit_mm_per_prompt": text}, "--random-mm-limit-mm-per-prompt must be")
+            for text in ("", "3", "{", '{"video": 1}', '{"image": -1}', '{"image": 1.5}', "[" * 999)
+        ),
+        *(
+            ({"random_mm_bucket_config": text}, "--random-mm-bucket-config must be")
+            for text in (
+                *("x", "{}", "{(8, 8, 1): 0}", "{(8, 8, 1): -1}", "{(8, 8): 1}", "{(0, 8, 1): 1}"),
+                *("{(8, 8, 1): '1'}", "{(8.5, 8, 1): 1}", "{8: 1}", "{(8, 8, 1): 1e999}"),
+            )
+        ),
+        ({"random_mm_bucket_config": "{(8, 8, 16): 1}"}, "videos are not supported"),
+    ],
+)
+def test_settings_of_random_images_that_cannot_work(flags: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(complaint)):
+        BenchConfig(**{**IMAGES, **flags})
+
+
+async def test_without_pillow_random_images_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(UsageError, match=re.escape("pip install 'chairlift[vision]'")):
+        await workload(**IMAGES, num_prompts=1)
+
+
 async def test_sharegpt_takes_the_conversations_that_vllm_takes(files: Path) -> None:
     flags: dict[str, Any] = {
         "dataset_name": "sharegpt",
@@ -168,6 +245,7 @@ async def test_a_trace_is_replayed_at_its_times_with_its_lengths(files: Path) ->
     "flags",
     [
         {"dataset_name": "random", "request_rate": 9.0, "random_range_ratio": 0.5},
+        {**IMAGES, "request_rate": 9.0},
         {"dataset_name": "prefix_repetition", "max_concurrency": 3},
         {"dataset_name": "edit", "edit_len": 50},
         {"dataset_name": "sharegpt", "request_rate": 9.0},

@@ -273,7 +273,10 @@ def filled_in(expression: str) -> str:
 def test_every_panel_shows_numbers(prometheus: Prometheus) -> None:
     shown = {panel: prometheus.values(filled_in(panel[1])) for panel in panels()}
     assert len(shown) > 50
-    assert not [panel for panel, values in shown.items() if all(map(math.isnan, values))]
+    empty = [panel for panel, values in shown.items() if all(map(math.isnan, values))]
+    # The model of this test takes no images: the quantiles are of no values.
+    assert {title for title, _ in empty} == {"Encoding of an image"}
+    assert all(shown[panel] for panel in empty)
 
 
 def test_the_dashboards_variables_have_values(prometheus: Prometheus, run: Run) -> None:

@@ -16,6 +16,8 @@ from chairlift.api.http.event_parser import SSEParser
 
 # Limits connecting only: a reply may take any time.
 CONNECT_SECONDS = 10.0
+# Limits fetching a file.
+FETCH_SECONDS = 60.0
 
 
 class ChatError(Exception):
@@ -97,6 +99,40 @@ class ChatClient:
             raise ChatError(f"{self.base_url} lists no model")
         return models
 
+    async def sees(self, model: str) -> bool:
+        """Whether a model takes images. A server that does not say so may.
+
+        Raises:
+            ChatError: as ``models``.
+        """
+        cards = (card for card in await self.models() if card["id"] == model)
+        modalities = next((card.get("input_modalities") for card in cards), None)
+        return not isinstance(modalities, list) or "image" in modalities
+
+    async def fetch(self, url: str, max_bytes: int) -> bytes:
+        """Fetches a file from another server; of a larger one, ``max_bytes`` and one more.
+
+        Raises:
+            ChatError: it cannot be fetched.
+        """
+        timeout = aiohttp.ClientTimeout(total=FETCH_SECONDS)
+        try:
+            # NOTE: a session of its own, because the API key is for the server alone.
+            async with (
+                aiohttp.ClientSession(timeout=timeout) as session,
+                session.get(url) as response,
+            ):
+                if response.status != 200:
+                    raise ChatError(f"{url}: its server replies {response.status}")
+                content = bytearray()
+                async for chunk in response.content.iter_any():
+                    content += chunk
+                    if len(content) > max_bytes:
+                        break
+                return bytes(content[: max_bytes + 1])
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            raise ChatError(f"cannot fetch {url}: {error or type(error).__name__}") from error
+
     async def change_model(self, name: str, action: Literal["load", "unload"]) -> dict[str, Any]:
         """Loads or unloads a model; returns it as the server lists it.
 
@@ -119,7 +155,7 @@ class ChatClient:
             return False
 
     async def reply(
-        self, body: Mapping[str, Any], messages: Sequence[Mapping[str, str]], speed: Speed
+        self, body: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], speed: Speed
     ) -> AsyncGenerator[TextDelta]:
         """Streams the reply to ``messages``, and records its timing in ``speed``.
 

@@ -43,6 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="the model to use (default: the first that the server lists)",
     )
+    add(
+        "--image",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="show the model an image, a file or URL, with the first question; may be repeated",
+    )
     add("--system", metavar="TEXT", help="a system prompt (default: none)")
     add(
         "--temperature",
@@ -84,8 +91,10 @@ def run(options: argparse.Namespace) -> int:
             if options.question is None and sys.stdin.isatty():
                 from chairlift.api.cli.chat.session import Session
 
-                Session(conversation).run(options.base_url, key)
+                Session(conversation).run(options.base_url, key, options.image)
             else:
+                for image in options.image:
+                    conversation.attach(image)
                 question = options.question
                 conversation.ask(_read_stdin() if question is None else question)
     except ChatError as error:

@@ -9,7 +9,7 @@ from prompt_toolkit.document import Document
 
 from chairlift.api.cli.chat.clean import one_line
 from chairlift.api.cli.chat.conversation import Conversation
-from chairlift.api.cli.chat.slash import COMMANDS, FILE
+from chairlift.api.cli.chat.slash import ANY_FILE, COMMANDS, FILE
 
 
 class SlashCompleter(Completer):
@@ -37,7 +37,7 @@ class SlashCompleter(Completer):
         typed = argument.lstrip()
         if command is None:
             return
-        if command.argument == FILE:
+        if command.argument in (FILE, ANY_FILE):
             yield from self._paths.get_completions(Document(typed, len(typed)), event)
         for value in command.values(self._conversation):
             if value.startswith(typed):

@@ -11,6 +11,14 @@ from typing import Any, Self
 from chairlift.api.cli.chat.clean import encodable
 from chairlift.api.cli.chat.client import ChatClient, ChatError, Speed
 from chairlift.api.cli.chat.display import Display
+from chairlift.api.cli.chat.images import (
+    MAX_BYTES,
+    Content,
+    Image,
+    content_of,
+    image_of,
+    read_image,
+)
 
 
 class Conversation:
@@ -26,6 +34,7 @@ class Conversation:
         fields: the other fields of each request.
         system: the system prompt, or None.
         turns: the user's and the model's messages, in turn.
+        images: those of the next question.
         unanswered: the last question if it got no reply, else None.
         known_models: the ids that the server listed when it was asked last.
     """
@@ -41,8 +50,9 @@ class Conversation:
         self._new_display = new_display
         self.fields = dict(fields)
         self.system = system
-        self.turns: list[dict[str, str]] = []
-        self.unanswered: str | None = None
+        self.turns: list[dict[str, Any]] = []
+        self.images: list[Image] = []
+        self.unanswered: Content | None = None
         self.known_models: list[str] = []
         # One event loop for all replies; with a Runner, Ctrl-C cancels the reply that is running.
         self._runner = asyncio.Runner()
@@ -54,7 +64,7 @@ class Conversation:
         self._runner.close()
 
     @property
-    def messages(self) -> list[dict[str, str]]:
+    def messages(self) -> list[dict[str, Any]]:
         """What the next request sends: the system prompt, if any, and the turns."""
         if self.system is None:
             return list(self.turns)
@@ -63,10 +73,12 @@ class Conversation:
     @property
     def last_reply(self) -> str | None:
         """The model's last reply, or None."""
-        return self.turns[-1]["content"] if self.turns else None
+        return str(self.turns[-1]["content"]) if self.turns else None
 
     def ask(self, question: str) -> None:
         """Shows the reply, and its speed on stderr; adds question and reply to ``turns``.
+
+        The question is about ``images``, too, which the next question then has no longer.
 
         Raises:
             ChatError: there is no complete reply. ``turns`` is unchanged.
@@ -75,11 +87,32 @@ class Conversation:
         if not question.strip():
             raise ChatError("there is no question")
         self.choose_model()
-        self.unanswered = encodable(question)
+        content = content_of(encodable(question), self.images)
+        self.images = []
+        self._ask(content)
+
+    def attach(self, source: str) -> None:
+        """Adds an image, a file or one at a URL, to the next question.
+
+        Raises:
+            ChatError: there is none, or the model takes no images.
+        """
+        self.choose_model()
+        model = self.fields["model"]
+        if not self._runner.run(self._client.sees(model)):
+            raise ChatError(f"the model {model} takes no images")
+        if source.startswith(("http://", "https://")):
+            data = self._runner.run(self._client.fetch(source, MAX_BYTES))
+            self.images.append(image_of(data, source))
+        else:
+            self.images.append(read_image(source))
+
+    def _ask(self, question: Content) -> None:
+        self.unanswered = question
         speed = Speed()
         reply: list[str] = []
         try:
-            self._runner.run(self._show_reply(self.unanswered, reply, speed))
+            self._runner.run(self._show_reply(question, reply, speed))
         except KeyboardInterrupt:
             self._add_turn(reply)
             raise
@@ -93,7 +126,7 @@ class Conversation:
             ChatError, KeyboardInterrupt: as ``ask``. Without a new reply the old one stays.
         """
         if self.unanswered is not None:
-            self.ask(self.unanswered)
+            self._ask(self.unanswered)
             return
         if not self.turns:
             raise ChatError("there is no question yet")
@@ -101,7 +134,7 @@ class Conversation:
         del self.turns[-2:]
         kept = len(self.turns)
         try:
-            self.ask(old[0]["content"])
+            self._ask(old[0]["content"])
         finally:
             if len(self.turns) == kept:
                 self.turns += old
@@ -110,6 +143,7 @@ class Conversation:
     def clear(self) -> None:
         """Forgets all turns; system prompt and parameters stay."""
         self.turns.clear()
+        self.images.clear()
         self.unanswered = None
 
     def choose_model(self) -> None:
@@ -140,7 +174,7 @@ class Conversation:
             self.turns.append({"role": "assistant", "content": "".join(reply)})
             self.unanswered = None
 
-    async def _show_reply(self, question: str, reply: list[str], speed: Speed) -> None:
+    async def _show_reply(self, question: Content, reply: list[str], speed: Speed) -> None:
         """Shows the reply to ``question`` and adds its texts to ``reply``."""
         messages = [*self.messages, {"role": "user", "content": question}]
         display = self._new_display()

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from chairlift.api.cli.chat import parameters
 from chairlift.api.cli.chat.client import ChatError
+from chairlift.api.cli.chat.images import is_content
 
 _TURNS = ("user", "assistant")
 
@@ -25,7 +26,7 @@ class Saved(NamedTuple):
 
     model: str | None
     system: str | None
-    turns: list[dict[str, str]]
+    turns: list[dict[str, Any]]
     parameters: dict[str, Any]
 
 
@@ -69,8 +70,8 @@ def load(path: Path) -> Saved:
     if not isinstance(body, dict):
         raise ChatError(f"{path} is no saved conversation: it is no JSON object")
     model, messages = body.pop("model", None), body.pop("messages", None)
-    if not (isinstance(model, str | None) and _are_texts(messages)):
-        raise ChatError(f"{path} is no saved conversation: it has no model or messages of text")
+    if not (isinstance(model, str | None) and _are_messages(messages)):
+        raise ChatError(f"{path} is no saved conversation: it has no model or messages")
     has_system = bool(messages) and messages[0]["role"] == "system"
     system = messages.pop(0)["content"] if has_system else None
     roles = [message["role"] for message in messages]
@@ -80,10 +81,11 @@ def load(path: Path) -> Saved:
     return Saved(model, system, messages, body)
 
 
-def _are_texts(messages: object) -> bool:
+def _are_messages(messages: object) -> bool:
     return isinstance(messages, list) and all(
         isinstance(message, dict)
         and message.keys() == {"role", "content"}
-        and all(isinstance(value, str) for value in message.values())
+        and (isinstance(message["content"], str) or message["role"] == "user")
+        and is_content(message["content"])
         for message in messages
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import termios
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from prompt_toolkit import PromptSession
@@ -59,20 +59,23 @@ class Session:
             output=self._output,
         )
 
-    def run(self, base_url: str, api_key: str | None) -> None:
+    def run(self, base_url: str, api_key: str | None, images: Sequence[str] = ()) -> None:
         """Talks until the user leaves.
 
         Args:
             base_url: the server's address. If no server answers there, the user may start one.
             api_key: the API key of a server that is started.
+            images: those of the first question, files or URLs.
 
         Raises:
-            ChatError: there is no server.
+            ChatError: there is no server, or no such image.
             KeyboardInterrupt: Ctrl-C while a server starts.
         """
         conversation = self._conversation
         self._connect(base_url, api_key)
         conversation.choose_model()
+        for image in images:
+            conversation.attach(image)
         model = one_line(conversation.fields["model"])
         _note(f"{model}: Ctrl-C stops a reply, Ctrl-D leaves, Alt-Enter begins a line, /help")
         try:

@@ -16,10 +16,10 @@ from chairlift.api.cli.chat.clean import one_line, printable
 from chairlift.api.cli.chat.client import ChatError
 from chairlift.api.cli.chat.conversation import Conversation
 
-# The argument that is a path.
-FILE = "FILE"
-# The word that removes the system prompt.
-_NO_SYSTEM = "none"
+# The arguments that are paths.
+FILE, ANY_FILE = "FILE", "[FILE]"
+# The word that removes the system prompt, and images.
+_NONE = "none"
 _COMMAND = re.compile(r"/([a-z]+)(?:\s+(.*))?\s*", re.DOTALL)
 
 
@@ -89,8 +89,17 @@ def _clear(conversation: Conversation, _: str) -> None:
 
 def _system(conversation: Conversation, argument: str) -> None:
     if argument:
-        conversation.system = None if argument == _NO_SYSTEM else argument
-    print(f"system prompt: {printable(conversation.system or _NO_SYSTEM)}")
+        conversation.system = None if argument == _NONE else argument
+    print(f"system prompt: {printable(conversation.system or _NONE)}")
+
+
+def _image(conversation: Conversation, argument: str) -> None:
+    if argument == _NONE:
+        conversation.images.clear()
+    elif argument:
+        conversation.attach(argument)
+    names = ", ".join(one_line(image.name) for image in conversation.images)
+    print(f"images of the next question: {names or _NONE}")
 
 
 def _set(conversation: Conversation, argument: str) -> None:
@@ -180,7 +189,12 @@ def _json(value: object) -> str:
 COMMANDS = {
     "help": Slash("", "list the commands and keys", _help),
     "clear": Slash("", "forget the conversation so far", _clear),
-    "system": Slash("[TEXT]", f"show or set the system prompt; {_NO_SYSTEM} removes it", _system),
+    "system": Slash("[TEXT]", f"show or set the system prompt; {_NONE} removes it", _system),
+    "image": Slash(
+        ANY_FILE,
+        f"show the model an image, a file or URL, with the next question; {_NONE} removes all",
+        _image,
+    ),
     "set": Slash(
         "[NAME [VALUE]]",
         "set a parameter; without VALUE, back to the server's default; without NAME, list them",

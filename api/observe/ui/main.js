@@ -26,7 +26,7 @@ function show(snapshot) {
   else state("waiting", reason[0].toUpperCase() + reason.slice(1));
   if (models.length > 1) put("model", models.map(({ name, state }) => `${name}: ${state}`).join(" · "));
   else if (model) put("model", `${model.name} · ${model.dtype} on ${model.device}`);
-  chat.settings.offer(models.map(({ name }) => name));
+  chat.offer(models);
   chairs.show(snapshot);
   gauges.show(snapshot);
   put("live-brief", element("summary").textContent);

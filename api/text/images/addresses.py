@@ -9,6 +9,10 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 
 from aiohttp.abc import AbstractResolver, ResolveResult
 
+# All addresses that are assigned to hosts (RFC 4291); others also stand for IPv4 addresses of this
+# machine (::127.0.0.1), or were private once (fec0::/10).
+_UNICAST = IPv6Network("2000::/3")
+_DOCUMENTATION = IPv6Network("3fff::/20")
 # Translators reach an IPv4 address, the last 32 bits, through these (RFC 6052).
 _TRANSLATED = (IPv6Network("64:ff9b::/96"), IPv6Network("64:ff9b:1::/48"))
 
@@ -26,10 +30,16 @@ def is_public(address: str) -> bool:
         given = ip_address(address.partition("%")[0])
     except ValueError:
         return False
-    return all(
-        each.is_global and not each.is_multicast and each not in _PROTOCOLS
-        for each in _contained(given)
-    )
+    return all(_is_global(each) for each in _contained(given))
+
+
+def _is_global(address: IPv4Address | IPv6Address) -> bool:
+    if not address.is_global or address.is_multicast:
+        return False
+    if isinstance(address, IPv4Address):
+        return address not in _PROTOCOLS
+    known = any(address in network for network in (_UNICAST, *_TRANSLATED))
+    return known and address not in _DOCUMENTATION
 
 
 def _contained(address: IPv4Address | IPv6Address) -> Iterator[IPv4Address | IPv6Address]:

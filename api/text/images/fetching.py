@@ -38,7 +38,7 @@ async def fetch(url: str, domains: Collection[str]) -> Fetched:
     """
     try:
         async with asyncio.timeout(SECONDS):
-            return await _fetch(URL(url), domains)
+            return await _fetch(_parsed(url), domains)
     except TimeoutError:
         raise ValueError(f"fetching it takes longer than {SECONDS:g} s") from None
     except PrivateAddress as error:
@@ -64,7 +64,7 @@ async def _fetch(url: URL, domains: Collection[str]) -> Fetched:
             _check(url, domains)
             async with session.get(url, allow_redirects=False) as reply:
                 if reply.status in _REDIRECTS:
-                    url = url.join(URL(reply.headers.get("Location", "")))
+                    url = url.join(_parsed(reply.headers.get("Location", "")))
                     continue
                 if reply.status != 200:
                     raise ValueError(f"it cannot be fetched: its host replies {reply.status}")
@@ -72,6 +72,13 @@ async def _fetch(url: URL, domains: Collection[str]) -> Fetched:
                 media_type = kind if kind.startswith("image/") else None
                 return Fetched(await _body(reply), media_type)
     raise ValueError(f"it cannot be fetched: more than {MAX_REDIRECTS} redirects")
+
+
+def _parsed(text: str) -> URL:
+    try:
+        return URL(text)
+    except Exception as error:  # some texts break yarl's parser in other ways than a ValueError
+        raise ValueError("it cannot be fetched: its URL is invalid") from error
 
 
 def _check(url: URL, domains: Collection[str]) -> None:

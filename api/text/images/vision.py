@@ -88,7 +88,7 @@ class Vision:
         try:
             return await self._workers.run(Job(function, arguments, SECONDS, self._processor))
         except TooExpensive as error:
-            raise RequestError(f"messages: the images {error} to decode", "messages") from error
+            raise RequestError(f"messages: preparing the images {error}", "messages") from error
 
 
 def _with_marks(message: Mapping[str, Any], mark: str) -> dict[str, Any]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import warnings
 
-from PIL import Image, ImageOps, UnidentifiedImageError
+import numpy as np
+from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL.Image import Transpose
 
 from chairlift.engine.errors import RequestError
 
@@ -16,10 +18,22 @@ FORMATS = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp", "GIF"
 MAX_PIXELS = 50_000_000
 # The longest side of an image with "detail": "low", as OpenAI has it.
 LOW_DETAIL = 512
+# Pillow's name for a JPEG that other pictures follow, as of many phones.
+_SEVERAL_JPEGS = "MPO"
+# What turns an image upright, by its orientation in EXIF.
+_UPRIGHT = {
+    2: Transpose.FLIP_LEFT_RIGHT,
+    3: Transpose.ROTATE_180,
+    4: Transpose.FLIP_TOP_BOTTOM,
+    5: Transpose.TRANSPOSE,
+    6: Transpose.ROTATE_270,
+    7: Transpose.TRANSVERSE,
+    8: Transpose.ROTATE_90,
+}
 
 
 def decode(data: bytes, media_type: str | None, detail: str, name: str) -> Image.Image:
-    """An image as RGB, turned upright; of an animation the first frame.
+    """An image as RGB, turned upright, on white where it is transparent; the first of several.
 
     Args:
         data: PNG, JPEG, WebP or GIF.
@@ -35,13 +49,14 @@ def decode(data: bytes, media_type: str | None, detail: str, name: str) -> Image
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return _decoded(data, media_type, detail, name)
-    except RequestError:
+    except (RequestError, MemoryError):  # a worker says how much memory a job may have
         raise
     except Image.DecompressionBombError as error:
         raise RequestError(f"{name}: more than {MAX_PIXELS} pixels", "messages") from error
     except Exception as error:  # Pillow's decoders raise exceptions of any type
+        # Quoted, because it may contain bytes of the file, which the log leaves out.
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise RequestError(f"{name}: the image is damaged: {reason}", "messages") from error
+        raise RequestError(f"{name}: the image is damaged: {reason!r}", "messages") from error
 
 
 def _decoded(data: bytes, media_type: str | None, detail: str, name: str) -> Image.Image:
@@ -53,10 +68,10 @@ def _decoded(data: bytes, media_type: str | None, detail: str, name: str) -> Ima
         known = ", ".join(FORMATS.values())
         raise RequestError(f"{name}: not an image of type {known}", "messages") from error
     with image:
-        actual = FORMATS[str(image.format)]
+        actual = FORMATS["JPEG" if image.format == _SEVERAL_JPEGS else str(image.format)]
         if media_type is not None and _usual(media_type) != actual:
             raise RequestError(
-                f"{name}: the image is {actual}, but its type is said to be {media_type[:64]}",
+                f"{name}: the image is {actual}, but its type is said to be {media_type[:64]!r}",
                 "messages",
             )
         width, height = image.size
@@ -67,10 +82,30 @@ def _decoded(data: bytes, media_type: str | None, detail: str, name: str) -> Ima
         if detail == "low":
             image.draft("RGB", (LOW_DETAIL, LOW_DETAIL))
         image.load()
-        upright = ImageOps.exif_transpose(image).convert("RGB")
+        upright = _rgb(_upright(image))
     if detail == "low":
         upright.thumbnail((LOW_DETAIL, LOW_DETAIL), Image.Resampling.BICUBIC)
     return upright
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    # NOTE: ImageOps.exif_transpose also writes the EXIF anew, which fails where it is damaged.
+    try:
+        method = _UPRIGHT[image.getexif()[ExifTags.Base.Orientation]]
+    except Exception:  # it has none, or is damaged: Pillow raises exceptions of any type
+        return image
+    return image.transpose(method)
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I"):  # 16 bits of grey, of which Pillow would keep the lower 8
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    shown = image.convert("RGBA")
+    white = Image.new("RGB", image.size, "white")
+    white.paste(shown, mask=shown)
+    return white
 
 
 def _usual(media_type: str) -> str:

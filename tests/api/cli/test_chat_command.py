@@ -96,16 +96,18 @@ async def test_the_key_comes_from_the_environment_or_a_flag() -> None:
 async def test_every_error_is_one_line() -> None:
     broken = FakeEngine(model_info(), lambda *_: Scripted(ids("Half"), "error", error="it broke"))
     async with running(broken) as server:
-        cut, unknown, empty = await asyncio.gather(
+        cut, unknown, empty, blind = await asyncio.gather(
             chat("Hi", "--base-url", server.url),
             chat("Hi", "--base-url", server.url, "--model", "other"),
             chat("--base-url", server.url, piped=" \n"),
+            chat("Hi", "--base-url", server.url, "--image", "/nowhere.png"),
         )
     gone = await chat("Hi", "--base-url", server.url)
     for done, words in (
         (cut, "it broke"),
         (unknown, "other"),
         (empty, "there is no question"),
+        (blind, "the model org/tiny takes no images"),
         (gone, f"no server answers at {server.url}"),
     ):
         assert done.code == 1

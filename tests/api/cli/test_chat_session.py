@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prompt_toolkit.completion import CompleteEvent
@@ -19,19 +21,25 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
-from chairlift.api.cli.chat import parameters
+from chairlift.api.cli.chat import parameters, saved
 from chairlift.api.cli.chat.client import ChatClient, ChatError, Speed, TextDelta
 from chairlift.api.cli.chat.completion import SlashCompleter
 from chairlift.api.cli.chat.conversation import Conversation
 from chairlift.api.cli.chat.display import PlainDisplay
+from chairlift.api.cli.chat.images import MAX_BYTES, image_of
 from chairlift.api.cli.chat.session import Session
 from chairlift.api.cli.chat.slash import COMMANDS, copy_to_clipboard, run_command
 
+PNG = b"\x89PNG\r\n\x1a\n"
+URL = f"data:image/png;base64,{base64.b64encode(PNG).decode()}"
 MODELS = ["org/first", "org/second", "adapter"]
 
 
 class ScriptedClient(ChatClient):
-    """Answers with the number of messages and the last one; fails if that is "fail"."""
+    """Answers with the number of messages and the last one; fails if that is "fail".
+
+    Its second model takes no images.
+    """
 
     def __init__(self) -> None:
         super().__init__("http://localhost:1", None)
@@ -41,14 +49,17 @@ class ScriptedClient(ChatClient):
     __slots__ = ("__dict__",)
     __setattr__ = object.__setattr__
 
-    async def model_ids(self) -> list[str]:
-        return MODELS
+    async def models(self) -> list[dict[str, Any]]:
+        modalities = (["text", "image"], ["text"], None)
+        pairs = zip(MODELS, modalities, strict=True)
+        return [{"id": name, "input_modalities": each} for name, each in pairs]
 
     async def reply(
-        self, body: Mapping[str, Any], messages: Sequence[Mapping[str, str]], speed: Speed
+        self, body: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], speed: Speed
     ) -> AsyncGenerator[TextDelta]:
         self.bodies.append({**body, "messages": list(messages)})
-        question = messages[-1]["content"]
+        content = messages[-1]["content"]
+        question = content if isinstance(content, str) else content[-1]["text"]
         if question == "fail":
             raise ChatError("refused \x1b[31m")
         if question == "interrupt":
@@ -147,6 +158,13 @@ def test_a_saved_conversation_is_a_request_body_and_continues(
 @pytest.mark.parametrize(
     ("line", "words"),
     [
+        ("/image /nonexistent/a.png", "cannot read /nonexistent/a.png: No such file"),
+        ("/image /tmp", "/tmp is no file"),
+        ("/image /dev/null", "/dev/null is no file"),
+        ("/image a\0b", "cannot read"),
+        (f"/image {__file__}", "test_chat_session.py is no image in PNG, JPEG, WebP or GIF"),
+        ("/image http://127.0.0.1:9/a.png", "cannot fetch http://127.0.0.1:9/a.png"),
+        ("/image http://[", "cannot fetch"),
         ("/sett x", "did you mean /set"),
         ("/set temprature 1", "is no parameter"),
         ("/set temperature hot", "temperature"),
@@ -167,7 +185,8 @@ def test_a_wrong_command_is_one_line_and_changes_nothing(line: str, words: str) 
         with pytest.raises(ChatError) as raised:
             run_command(conversation, line)
         assert words in str(raised.value)
-        assert (conversation.fields, conversation.turns) == ({}, [])
+        assert (conversation.turns, conversation.images) == ([], [])
+        assert conversation.fields in ({}, {"model": MODELS[0]})
 
 
 @pytest.mark.parametrize("line", ["/etc/hosts is what?", " /help", "5/3?", "//"])
@@ -192,8 +211,65 @@ def test_commands_and_their_arguments_are_completed(tmp_path: Path) -> None:
         assert completed("/set top") == ["/set top_k", "/set top_p"]
         assert completed("/set ") == [f"/set {name}" for name in parameters.NAMES]
         assert completed("/model org/") == ["/model org/first", "/model org/second"]
-        assert completed(f"/load {tmp_path}/t") == [f"/load {tmp_path}/talk.json"]
+        for command in ("load", "save", "image"):
+            assert completed(f"/{command} {tmp_path}/t") == [f"/{command} {tmp_path}/talk.json"]
         assert completed("/help ") == completed("what") == completed("/what ") == []
+
+
+def test_images_are_sent_with_the_next_question(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a b.png").write_bytes(PNG)
+    path = tmp_path / "talk.json"
+    keys = (
+        f"/image {tmp_path}/a b.png\r/image '{tmp_path}/a b.png'\ra\rb\r/retry\r"
+        f"/image {tmp_path}/a\\ b.png\rfail\r/retry\rc\r"
+        f"/image {tmp_path}/a b.png\r/image none\rd\r/save {path}\r"
+        f"/model org/second\r/image {tmp_path}/a b.png\re\r"
+    )
+    client, conversation = talk(keys, monkeypatch, tmp_path)
+    asked = [body["messages"][-1]["content"] for body in client.bodies]
+    part = {"type": "image_url", "image_url": {"url": URL}}
+    first, failed = (
+        [*images, {"type": "text", "text": text}]
+        for images, text in (([part, part], "a"), ([part], "fail"))
+    )
+    assert asked == [first, "b", "b", failed, failed, "c", "d", "e"]
+    assert conversation.turns[0] == {"role": "user", "content": first}
+    shown, errors = capsys.readouterr()
+    assert "images of the next question: a b.png, a b.png\n" in shown
+    assert "images of the next question: none\n" in shown
+    assert "error: the model org/second takes no images" in errors
+    # The file is the body of a request, and continues with its images.
+    client, _ = talk(f"/load {path}\rf\r", monkeypatch, tmp_path)
+    assert client.bodies[0]["messages"][0]["content"] == first
+    body = json.loads(path.read_text())
+    for wrong in ([], [part, 1], [{"type": "image_url", "image_url": URL}], {"a": 1}):
+        body["messages"][0]["content"] = wrong
+        path.write_text(json.dumps(body))
+        with pytest.raises(ChatError, match="no model or messages"):
+            saved.load(path)
+
+
+async def test_images_are_fetched_by_the_client_without_its_key() -> None:
+    asked: list[Any] = []
+
+    async def file(request: web.Request) -> web.Response:
+        asked.append(request.headers.get("Authorization"))
+        return web.Response(body=PNG + bytes(500))
+
+    app = web.Application()
+    app.add_routes([web.get("/a.png", file)])
+    async with TestServer(app) as server:
+        client = ChatClient("http://127.0.0.1:9", "sk-secret")
+        url = str(server.make_url("/a.png"))
+        assert image_of(await client.fetch(url, 10_000), url).url.startswith(URL[:30])
+        assert len(await client.fetch(url, 100)) == 101
+        with pytest.raises(ChatError, match="replies 404"):
+            await client.fetch(str(server.make_url("/b.png")), 100)
+    assert asked == [None, None]
+    with pytest.raises(ChatError, match="a has more than 20 MiB"):
+        image_of(PNG + bytes(MAX_BYTES), "a")
 
 
 def test_copy_sends_the_text_to_the_terminals_clipboard_only() -> None:

@@ -9,6 +9,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, expect
 from support.page.browser import PATIENCE_MS, ask, control, open_page
 from support.page.page_server import PageServer
+from support.vision.vision_dir import picture
 
 pytestmark = pytest.mark.system
 WIDE, PHONE = {"width": 1440, "height": 960}, {"width": 390, "height": 844}
@@ -25,13 +26,19 @@ def test_axe_finds_no_violations_in_a_full_conversation(
 ) -> None:
     markdown = "# A\n\n`b` [c](https://d.example)\n\n```py\ne\n```\n\n| f |\n|--|\n| $g$ |\n"
     server.set(f"<think>{markdown}</think>\n\n{markdown}")
-    with open_page(browser, server.url, "-", color_scheme=scheme, viewport=viewport) as page:
+    with (
+        server.seeing(),
+        open_page(browser, server.url, "-", color_scheme=scheme, viewport=viewport) as page,
+    ):
         page.locator("#settings summary").click()
         page.get_by_label("Token probabilities").check()
-        page.locator("#file").set_input_files(
-            {"name": "b.txt", "mimeType": "text/plain", "buffer": b"b"}
-        )
+        expect(page.locator("#attach")).to_have_text("Attach images or text files")
+        text = {"name": "b.txt", "mimeType": "text/plain", "buffer": b"b"}
+        image = {"name": "a.png", "mimeType": "image/png", "buffer": picture(1, 600, 20)}
+        page.locator("#file").set_input_files([text, image])
+        expect(page.locator("#files li")).to_have_count(2)
         ask(page, "Hi")
+        page.locator("#file").set_input_files([image])
         page.locator(".thought summary").click()
         control(page, "Regenerate").click()
         expect(page.locator(".place")).to_have_text("2 / 2")

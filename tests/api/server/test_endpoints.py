@@ -26,6 +26,7 @@ async def test_models(server: Running) -> None:
     assert [model.id for model in models.data] == ["org/tiny"]
     status, body = await server.get("/v1/models/org/tiny")
     assert (status, body["id"], body["max_model_len"]) == (200, "org/tiny", 2048)
+    assert body["input_modalities"] == ["text"]
 
 
 async def test_a_restarted_engines_context_length_applies(server: Running) -> None:

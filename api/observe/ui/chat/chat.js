@@ -20,7 +20,10 @@ export class Chat {
     this.onUnauthorized = onUnauthorized;
     this.running = undefined; // the reply that is arriving: conversation, message, controller
     this.log = new Log((act, message, control) => this.act(act, message, control));
-    this.settings = new Settings((settings) => this.change({ settings }));
+    this.settings = new Settings((settings) => {
+      this.change({ settings });
+      this.files.offer(this.settings.sees);
+    });
     this.files = new Files(element("chat"), () => this.saveDraft());
     this.list = new ConversationList(this.listActions());
     this.listen();
@@ -47,6 +50,12 @@ export class Chat {
       this.show(Conversation.create());
       this.list.close();
     });
+  }
+
+  // Offers the server's models, and images if the conversation's model takes them.
+  offer(models) {
+    this.settings.offer(models);
+    this.files.offer(this.settings.sees);
   }
 
   // Opens the tab's last conversation, or else the newest one.
@@ -82,6 +91,7 @@ export class Chat {
     element("prompt").value = draft?.text ?? "";
     this.files.show(draft?.files ?? []);
     this.settings.show(settings);
+    this.files.offer(this.settings.sees);
     this.log.show(conversation, this.running?.message);
     element("conversation-title").textContent = titleOf(conversation.record);
   }

@@ -79,9 +79,9 @@ function randomId() {
   return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
-// The text that the model gets for a user's message: its files, quoted, and then its own.
+// The text that the model gets for a user's message: its text files, quoted, and then its own.
 export function textOf({ content, files = [] }) {
-  const quoted = files.map(({ name, text }) => {
+  const quoted = files.filter(({ image }) => !image).map(({ name, text }) => {
     const longest = Math.max(2, ...[...text.matchAll(/`+/g)].map(([run]) => run.length));
     const fence = "`".repeat(longest + 1);
     return `${name}:\n${fence}\n${text}${text.endsWith("\n") ? "" : "\n"}${fence}`;
@@ -97,15 +97,30 @@ export function requestMessages(path, system) {
     const sent = sentForm(message);
     const last = messages.at(-1);
     if (!sent) continue;
-    if (sent.role === "user" && last?.role === "user") last.content += `\n\n${sent.content}`;
+    if (sent.role === "user" && last?.role === "user") last.content = joined(last.content, sent.content);
     else messages.push(sent);
   }
   return messages;
 }
 
+// The content of two messages in one: a text, or parts if there are images.
+function joined(one, other) {
+  if (typeof one === "string" && typeof other === "string") return `${one}\n\n${other}`;
+  const parts = (content) => (typeof content === "string" ? [{ type: "text", text: content }] : content);
+  return [...parts(one), ...parts(other)];
+}
+
+function userContent(message) {
+  const text = textOf(message);
+  const images = (message.files ?? []).filter(({ image }) => image);
+  if (!images.length) return text;
+  const parts = images.map(({ image }) => ({ type: "image_url", image_url: { url: image } }));
+  return text ? [...parts, { type: "text", text }] : parts;
+}
+
 function sentForm(message) {
   const { role, content, calls = [], call } = message;
-  if (role === "user") return { role, content: textOf(message) };
+  if (role === "user") return { role, content: userContent(message) };
   if (role === "tool") return { role, content, tool_call_id: call };
   if (!calls.length) return content ? { role, content } : undefined;
   const tool_calls = calls.map(({ id, name, text }) => ({

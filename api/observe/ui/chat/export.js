@@ -22,6 +22,9 @@ export function exportMarkdown(conversation) {
   for (const message of conversation.path) {
     parts.push(`## ${NAMES[message.role]}`);
     if (message.thought) parts.push(quoted(message.thought));
+    for (const { name, image } of message.files ?? []) {
+      if (image) parts.push(`![${name.replace(/[[\]\\]/g, "\\$&")}](${image})`);
+    }
     parts.push(message.role === "user" ? textOf(message) : message.content);
     for (const { name, text } of message.calls ?? []) {
       parts.push(`Calls \`${name}\`:`, `\`\`\`json\n${text}\n\`\`\``);

@@ -1,15 +1,19 @@
-// Text files that are sent with a message: dropped on the chat, or chosen with a button.
+// Files that are sent with a message: dropped on the chat, pasted, or chosen with a button. Texts
+// have a `text`, and images, which only models that see get, have an `image`.
 
 import { count } from "../format.js";
+import { imageType, picture, readImage } from "./images.js";
 
 const element = (id) => document.getElementById(id);
 const FILE_BYTES = 256 * 1024;
 const ALL_CHARACTERS = 1024 * 1024;
 
 export class Files {
-  // `onChange` is called with the files, each with `name` and `text`.
+  // `onChange` is called with the files, each with `name`, and `text` or `image`.
   constructor(target, onChange) {
     this.files = [];
+    this.sees = false; // whether the model takes images
+    this.kinds = element("file-kinds"); // in a text that is shown at times only
     this.onChange = onChange;
     element("attach").addEventListener("click", () => element("file").click());
     element("file").addEventListener("change", () => {
@@ -29,6 +33,22 @@ export class Files {
       event.preventDefault();
       this.take([...event.dataTransfer.files]);
     });
+    target.addEventListener("paste", (event) => {
+      const { files, types } = event.clipboardData;
+      // Cells of a table are a text and a picture of it.
+      if (!files.length || types.includes("text/plain")) return;
+      event.preventDefault();
+      this.take([...files]);
+    });
+  }
+
+  // Offers images if the model takes them.
+  offer(sees) {
+    if (sees === this.sees) return;
+    this.sees = sees;
+    const kinds = sees ? "images or text files" : "text files";
+    element("attach").textContent = `Attach ${kinds}`;
+    this.kinds.textContent = kinds;
   }
 
   show(files) {
@@ -40,7 +60,7 @@ export class Files {
     const errors = [];
     for (const file of dropped) {
       try {
-        this.add(file.name, await read(file));
+        this.add({ name: file.name, ...(await this.read(file)) });
       } catch (error) {
         errors.push(`${file.name}: ${error.message}`);
       }
@@ -48,10 +68,18 @@ export class Files {
     element("file-error").textContent = errors.join("; ");
   }
 
-  add(name, text) {
-    const all = this.files.reduce((sum, other) => sum + other.text.length, text.length);
-    if (all > ALL_CHARACTERS) throw new Error("is too long together with the others");
-    this.change([...this.files, { name, text }]);
+  async read(file) {
+    const type = await imageType(file);
+    if (!type && !file.type.startsWith("image/")) return { text: await readText(file) };
+    if (!this.sees) throw new Error("the model takes no images");
+    return { image: await readImage(file, type) };
+  }
+
+  add(file) {
+    const files = [...this.files, file];
+    const characters = files.reduce((sum, { text = "" }) => sum + text.length, 0);
+    if (characters > ALL_CHARACTERS) throw new Error("is too long together with the others");
+    this.change(files);
   }
 
   change(files) {
@@ -70,12 +98,13 @@ export class Files {
       this.change(this.files.filter((other) => other !== file));
       element("prompt").focus();
     });
-    item.append(`${file.name}, ${count(file.text.length)} characters `, remove);
+    if (file.image) item.append(picture(file), `${file.name} `, remove);
+    else item.append(`${file.name}, ${count(file.text.length)} characters `, remove);
     return item;
   }
 }
 
-async function read(file) {
+async function readText(file) {
   if (file.size > FILE_BYTES) throw new Error(`is larger than ${FILE_BYTES / 1024} KiB`);
   let text;
   try {

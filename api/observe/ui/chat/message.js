@@ -4,6 +4,7 @@ import { count, pace, seconds } from "../format.js";
 import { Blocks } from "./blocks.js";
 import { callBox, resultForm } from "./calls.js";
 import { button, make } from "./dom.js";
+import { picture } from "./images.js";
 import { tokenView } from "./tokens.js";
 
 const TITLES = { user: "You", assistant: "Model", tool: "Result" };
@@ -36,7 +37,11 @@ export class MessageView {
 
   showPlain() {
     this.body.textContent = this.message.content;
-    for (const { name, text } of this.message.files ?? []) {
+    for (const { name, text, image } of this.message.files ?? []) {
+      if (image) {
+        this.body.before(picture({ name, image }));
+        continue;
+      }
       const box = document.createElement("details");
       const content = make("pre", "", text);
       content.tabIndex = 0;

@@ -32,7 +32,7 @@ export function parameters(settings) {
 export class Settings {
   // `onChange` is called with the settings whenever the user has changed a valid field.
   constructor(onChange) {
-    this.models = []; // that the server has
+    this.models = []; // that the server has: name, and whether it sees images
     this.model = undefined; // of the shown conversation
     this.box = element("settings");
     this.box.addEventListener("input", () => {
@@ -48,16 +48,24 @@ export class Settings {
     return FIELDS.every(({ id }) => element(id).validity.valid);
   }
 
-  // Offers the server's models, by name.
+  // Whether the conversation's model takes images.
+  get sees() {
+    const chosen = this.model ? this.models.find(({ name }) => name === this.model) : this.models[0];
+    return chosen?.sees ?? false;
+  }
+
+  // Offers the server's models.
   offer(models) {
-    if (models.join("\n") === this.models.join("\n")) return; // a new list would close an open one
+    const names = (list) => list.map(({ name }) => name).join("\n");
+    const isNew = names(models) !== names(this.models);
     this.models = models;
-    this.showModels();
+    if (isNew) this.showModels(); // it would close an open list
   }
 
   // A model that the server no longer has stays until the user chooses another.
   showModels() {
-    const names = new Set([...this.models, ...(this.model ? [this.model] : [])]);
+    const names = new Set(this.models.map(({ name }) => name));
+    if (this.model) names.add(this.model);
     const options = [...names].map((name) => new Option(name));
     element("chat-model").replaceChildren(new Option("the server's first model", ""), ...options);
     element("chat-model").value = this.model ?? "";
