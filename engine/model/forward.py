@@ -18,7 +18,12 @@ from chairlift.engine.model.drafted import DraftedBand, row_runs
 from chairlift.engine.model.head import Head
 from chairlift.engine.model.lora_routing import Routing, Run, Slot
 from chairlift.engine.model.vision.prompt_images import PromptImages
-from chairlift.engine.model.vision.token_inputs import TokenInputs, row_inputs
+from chairlift.engine.model.vision.token_inputs import (
+    Given,
+    TokenInputs,
+    no_inputs,
+    row_inputs,
+)
 
 
 class Chunk(NamedTuple):
@@ -147,9 +152,7 @@ class Forward:
         self._max_pairs = max_pairs
         self._chained = chained
         # What tokens bring besides their ids; only models that see take it.
-        self._given: Callable[[Seq[TokenInputs]], AbstractContextManager[None]] = getattr(
-            model, "given", lambda inputs: nullcontext()
-        )
+        self._given: Given = getattr(model, "given", no_inputs)
 
     @property
     def selects_positions(self) -> bool:
@@ -188,6 +191,7 @@ class Forward:
             rows = slice(start, start + len(drafting.rows))
             start = rows.stop
             length = max(drafting.counts)
+            drafting.shifts = shifts[rows]
             with self._given([TokenInputs(length, shift) for shift in shifts[rows]]):
                 logits.append(drafting.call(self._model, self.routing, partial(self._after, last)))
             last = logits[-1]
@@ -213,7 +217,7 @@ class Forward:
 
     def commit(self, drafted: DraftedBand, kept: Seq[int]) -> None:
         """Keeps the first ``kept[r]`` tokens of each row of a band in the step before."""
-        drafted.commit(kept, self._model, self.routing)
+        drafted.commit(kept, self._model, self.routing, self._given)
 
     def _after(self, last: mx.array | None, tokens: mx.array) -> mx.array:
         """The tokens of a model call that comes after the call with the logits ``last``."""

@@ -16,7 +16,7 @@ from PIL import Image
 from chairlift.engine.errors import ModelError, RequestError
 from chairlift.engine.messages import Array, ImagePrompt, ImageSource, PromptImage
 from chairlift.engine.model.vision.decoding import decode
-from chairlift.engine.model.vision.families import Processing, processing_of
+from chairlift.engine.model.vision.processing import Processing, processing_of
 
 # What processors return besides the arrays of images.
 _OF_TEXT = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
