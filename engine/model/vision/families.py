@@ -24,6 +24,7 @@ class Family:
             token, which makes the prompt longer; or any number of tokens that does.
         mark: that token, if it is not the config's ``image_token_index``.
         lead: embeddings in front of the image's that mlx-vlm's code adds to its tokens.
+        closes: mlx-vlm's code counts images by two tokens at their ends.
         derived: the parameter that says where an image's tokens are.
         has_table: tokens' embeddings are those of the embedding layer. Others have them from
             ``get_input_embeddings``.
@@ -36,6 +37,7 @@ class Family:
     tokens: Literal["each", "one", "any"] = "each"
     mark: int | None = None
     lead: int = 0
+    closes: bool = False
     derived: Literal["images_seq_mask", "image_bound"] | None = None
     has_table: bool = False
 
@@ -59,7 +61,6 @@ FAMILIES = {
     "ernie4_5_moe_vl": Family("grid", axis=-1),
     "fastvlm": _ONE,
     "gemma3": _PLAIN,
-    "gemma3n": _PLAIN,
     "gemma4": _PLAIN,
     "gemma4_unified": _PLAIN,
     "glm4v": _MROPE,
@@ -93,7 +94,7 @@ FAMILIES = {
     "minicpmv4_7": Family("canvas", derived="image_bound", has_table=True),
     "mistral3": _PLAIN,
     "molmo": _PLAIN,
-    "molmo2": _PLAIN,
+    "molmo2": Family(closes=True),
     "moondream2": _BEHIND_FIRST,
     "moondream3": _BEHIND_FIRST,
     "multi_modality": _ONE,
@@ -119,15 +120,68 @@ FAMILIES = {
 }
 
 
+# The engine computes these, but no worker makes their prompts: their processors are called
+# differently, return other numbers of tokens, or need a model's files that do not exist here.
+UNPREPARED = frozenset(
+    {
+        "deepseek_vl_v2",
+        "deepseekocr",
+        "deepseekocr_2",
+        "ernie4_5_moe_vl",
+        "fastvlm",
+        "gemma4_unified",
+        "got",
+        "granite_vision",
+        "hunyuan_vl",
+        "jina_vlm",
+        "kimi_vl",
+        "llava_bunny",
+        "llava_next",
+        "llmjpvl",
+        "mimo_v2",
+        "minicpmo",
+        "minicpmv4_6",
+        "minicpmv4_7",
+        "molmo",
+        "molmo2",
+        "moondream2",
+        "moondream3",
+        "multi_modality",
+        "phi3_v",
+        "phi4_siglip",
+        "plamo2vl",
+        "youtu_vl",
+    }
+)
+# Other names that configs have for types.
+ALIASES = {
+    "cohere2_vision": "aya_vision",
+    "inkling_mm_model": "inkling",
+    "lfm2-vl": "lfm2_vl",
+    "nemotron_h_omni": "nemotron_h_nano_omni",
+    "nemotronh_nano_omni_reasoning_v3": "nemotron_h_nano_omni",
+}
+
+
 def vision_type(config: Mapping[str, Any]) -> str | None:
     """The type of a model that sees, by its config.json; None for all others.
 
     It is the name of a module of ``mlx_vlm.models``, which may not be installed.
     """
-    model_type = config.get("model_type")
+    named = config.get("model_type")
+    model_type = ALIASES.get(str(named), str(named))
+    if model_type not in FAMILIES or model_type in UNPREPARED or "vision_config" not in config:
+        return None
     # A model with a file of its own code is mlx-lm's.
-    sees = model_type in FAMILIES and "vision_config" in config and "model_file" not in config
-    return str(model_type) if sees else None
+    if "model_file" in config or _sees_both_ways(config):
+        return None
+    return model_type
+
+
+def _sees_both_ways(config: Mapping[str, Any]) -> bool:
+    """Whether tokens of an image see those behind them, as in some models of Gemma 4."""
+    text = config.get("text_config")
+    return isinstance(text, Mapping) and text.get("use_bidirectional_attention") == "vision"
 
 
 def is_installed() -> bool:

@@ -47,9 +47,10 @@ class ImageInputs:
         Raises:
             ValueError: the model makes another number of embeddings than the image has places.
         """
-        rows = embedded[0, self._family.lead :]
         whole = self._family.tokens == "each"
         tokens = _length(image) if whole else len(image.places)
+        rows = embedded[0, self._family.lead :]
+        rows = rows[:tokens] if self._family.closes else rows
         if rows.shape[0] != tokens:
             raise ValueError(
                 f"the model makes {rows.shape[0]} embeddings of an image with {tokens} tokens"
@@ -59,7 +60,8 @@ class ImageInputs:
     def _tokens(self, image: PromptImage, own: Sequence[int]) -> list[int]:
         match self._family.tokens:
             case "each":
-                return list(own)
+                ends = [self._model.config.image_end_token_id] * 2 if self._family.closes else []
+                return [*own, *ends]
             case "one":
                 return [self._mark]
         return [self._mark] * len(image.places)

@@ -18,7 +18,7 @@ from chairlift.engine.model.vision.model import VisionModel
 from conformance.check import Result, where
 from conformance.vision.configs import tiny_model
 from conformance.vision.forms import Form, Prompt, random_prompt
-from conformance.vision.types import NOT_APPLICABLE, NOT_TRIED, TYPES
+from conformance.vision.types import NOT_APPLICABLE, NOT_TRIED, REMARKS, TYPES
 
 TOLERANCE = 1e-3
 REQUESTS = 8
@@ -70,8 +70,9 @@ def _check(name: str, seeds: tuple[int, ...]) -> Result:
                 return Result(name, "failed", caches, different)
     except Exception as error:
         return Result(name, "failed", caches, where(error))
-    notes = f"at most {form.most} images in a prompt" if form.most < 3 else ""
-    return Result(name, "passed", caches, notes)
+    notes = ["at most one image in a prompt"] if form.most == 1 else []
+    notes += [REMARKS[name]] if name in REMARKS else []
+    return Result(name, "passed", caches, "; ".join(notes))
 
 
 def _unfit_for_comparison(model: Any, form: Form) -> str | None:

@@ -68,7 +68,7 @@ TYPES = {
         },
     ),
     "deepseekocr": Tiny(
-        deepseek_ocr(21, 64, 1),
+        deepseek_ocr(273, 256, 1),
         {
             "projector_config": {"input_dim": 2048, "n_embed": HIDDEN},
             "text_config": _DEEPSEEK_TEXT,
@@ -78,18 +78,17 @@ TYPES = {
                 "layers": 2,
                 "width": 1024,
                 "num_attention_heads": 16,
-                "image_size": SIDE,
-                "patch_size": PATCH,
+                "patch_size": 14,
             },
         },
-        {"deepseekocr.SAMViTConfig": lambda: _sam(64)},
+        {"deepseekocr.SAMViTConfig": lambda: _sam(256)},
     ),
     "deepseekocr_2": Tiny(
         deepseek_ocr(257, 256, 1),
         {
             "projector_config": {"input_dim": 896, "n_embed": HIDDEN},
             "text_config": _DEEPSEEK_TEXT,
-            "vision_config": {"model_type": "vision"},
+            "vision_config": {"model_type": "vision", "width": {}},
         },
         {
             "deepseekocr_2.SAMViTConfig": lambda: _sam(256),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from conformance.vision.forms import Arrays, Draw, Form, concatenated, square
-from conformance.vision.values import IMAGE_ID, MERGE, PATCH, SIDE
+from conformance.vision.values import END_ID, IMAGE_ID, MERGE, PATCH, SIDE
 
 
 def idefics(tokens: int, *_: str) -> Form:
@@ -189,4 +189,4 @@ def pooled(crop: int, patch: int) -> Form:
             "image_num_crops": np.array([2]),
         }, 2 * side**2
 
-    return Form(make)
+    return Form(make, after=(END_ID, END_ID))

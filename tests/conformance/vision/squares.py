@@ -27,31 +27,6 @@ TYPES = {
         {"text_config": {"model_type": "qwen2"}, "mm_hidden_size": 3072},
     ),
     "gemma3": Tiny(square(4), CONFIGS["gemma3"]),
-    "gemma3n": Tiny(
-        square(256, 256),
-        {
-            "text_config": {
-                "num_kv_shared_layers": 2,
-                "intermediate_size": [96] * 4,
-                "activation_sparsity_pattern": [0.5, 0.0, 0.0, 0.0],
-                "altup_num_inputs": 2,
-                "altup_coef_clip": 120.0,
-                "laurel_rank": 8,
-                "vocab_size_per_layer_input": 290,
-            },
-            "vision_config": {"hidden_size": 2048, "vocab_offset": 294, "vocab_size": 5},
-            "audio_config": {
-                "conf_num_hidden_layers": 1,
-                "hidden_size": 16,
-                "vocab_offset": 300,
-                "vocab_size": 4,
-                "conf_num_attention_heads": 2,
-                "sscp_conv_channel_size": (4, 4),
-            },
-            "vision_soft_tokens_per_image": 256,
-            "vocab_size": 290,
-        },
-    ),
     "gemma4": Tiny(
         square(4),
         {
@@ -80,6 +55,7 @@ TYPES = {
                 "num_kv_shared_layers": 2,
                 "global_head_dim": 32,
                 "rope_parameters": None,
+                "use_bidirectional_attention": None,
             },
             "audio_config": None,
             "vision_config": {

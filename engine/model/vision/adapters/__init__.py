@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-ADAPTED = ("gemma3n", "hunyuan_vl", "jina_vlm", "llama4")
+ADAPTED = ("hunyuan_vl", "inkling", "jina_vlm", "llama4")
 
 
 def adapt(language_model: Any) -> None:
