@@ -18,12 +18,7 @@ from chairlift.engine.model.drafted import DraftedBand, row_runs
 from chairlift.engine.model.head import Head
 from chairlift.engine.model.lora_routing import Routing, Run, Slot
 from chairlift.engine.model.vision.prompt_images import PromptImages
-from chairlift.engine.model.vision.token_inputs import (
-    Given,
-    TokenInputs,
-    no_inputs,
-    row_inputs,
-)
+from chairlift.engine.model.vision.token_inputs import TokenInputs, given_of, row_inputs
 
 
 class Chunk(NamedTuple):
@@ -151,8 +146,7 @@ class Forward:
         self._multiple = multiple
         self._max_pairs = max_pairs
         self._chained = chained
-        # What tokens bring besides their ids; only models that see take it.
-        self._given: Given = getattr(model, "given", no_inputs)
+        self._given = given_of(model)
 
     @property
     def selects_positions(self) -> bool:
@@ -180,7 +174,11 @@ class Forward:
             shifts: what images add to each row's position; empty if nothing.
         """
         bands = cast("list[BatchCache]", [band for band in bands if len(band)])
-        if self.packs and (chunks or drafted or len(bands) > 1):
+        packs = self.packs and not any(
+            chunk.images and chunk.images.sees_ahead(chunk.cache.offsets[0], len(chunk.tokens))
+            for chunk in chunks
+        )
+        if packs and (chunks or drafted or len(bands) > 1):
             return self._packed_call(bands, tokens, chunks, adapters, drafted, shifts)
         logits = []
         scored: dict[int, mx.array] = {}
@@ -192,7 +190,7 @@ class Forward:
             start = rows.stop
             length = max(drafting.counts)
             drafting.shifts = shifts[rows]
-            with self._given([TokenInputs(length, shift) for shift in shifts[rows]]):
+            with self._given([TokenInputs(length, shift) for shift in drafting.shifts]):
                 logits.append(drafting.call(self._model, self.routing, partial(self._after, last)))
             last = logits[-1]
         for band in () if drafted else bands:
@@ -223,8 +221,7 @@ class Forward:
         """The tokens of a model call that comes after the call with the logits ``last``."""
         if last is None or not self._chained:
             return tokens
-        after: Any = mx.depends(tokens, last)
-        return cast(mx.array, after)
+        return cast(mx.array, mx.depends(tokens, last))
 
     def _chunk_call(self, chunk: Chunk, last: mx.array | None) -> tuple[mx.array, list[mx.array]]:
         """Calls the model with the tokens of one chunk, at once or part by part.

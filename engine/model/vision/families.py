@@ -173,15 +173,7 @@ def vision_type(config: Mapping[str, Any]) -> str | None:
     if model_type not in FAMILIES or model_type in UNPREPARED or "vision_config" not in config:
         return None
     # A model with a file of its own code is mlx-lm's.
-    if "model_file" in config or _sees_both_ways(config):
-        return None
-    return model_type
-
-
-def _sees_both_ways(config: Mapping[str, Any]) -> bool:
-    """Whether tokens of an image see those behind them, as in some models of Gemma 4."""
-    text = config.get("text_config")
-    return isinstance(text, Mapping) and text.get("use_bidirectional_attention") == "vision"
+    return None if "model_file" in config else model_type
 
 
 def is_installed() -> bool:

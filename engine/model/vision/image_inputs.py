@@ -24,7 +24,7 @@ class ImageInputs:
         self._model = model
         self._family = family
         # What stands for an image in prompts that the model lengthens.
-        self._mark = family.mark or getattr(model.config, "image_token_index", 0)
+        self._mark = int(family.mark or getattr(model.config, "image_token_index", None) or 0)
 
     def embedded(self, image: PromptImage, own: Sequence[int]) -> Any:
         """mlx-vlm's ``InputEmbeddingsFeatures`` of an image and the tokens between its own.

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 from mlx.nn.layers.base import Module
 from mlx_lm.models import cache as lm_cache
 
@@ -42,6 +43,9 @@ class VisionModel(Module):
         self._positions = None if family.positions == "place" else TokenPositions(model, family)
         self._additions = layer_additions(model, family)
         self._stages = Stages(model)
+        text = getattr(model.config, "text_config", None)
+        # Whether an image's tokens also see those behind them.
+        self.both_ways = getattr(text, "use_bidirectional_attention", None) == "vision"
 
     @property
     def model_type(self) -> str:
@@ -91,6 +95,8 @@ class VisionModel(Module):
             marked = mx.zeros(flat.shape[:1], mx.bool_)
             marked[where] = True
             arguments["visual_pos_masks"] = marked.reshape(tokens.shape)
+        if self.both_ways:
+            arguments["mm_token_type_ids"] = _runs(places, tokens.size)
         if self._additions is None:
             return self._logits(tokens, cache, arguments)
         columns = range(width, new.shape[-1], width)
@@ -150,6 +156,14 @@ class VisionModel(Module):
         None for models whose positions are the places in the sequence.
         """
         return self._positions.shifts(prompt, images) if self._positions else None
+
+
+def _runs(places: Sequence[int], count: int) -> mx.array:
+    """The number of the run of images' tokens that each of ``[1, count]`` tokens is in, or 0."""
+    runs = np.zeros((1, count), np.int32)
+    steps = np.diff(places, prepend=places[0] - 1) > 1
+    runs[0, places] = 1 + np.cumsum(steps)
+    return mx.array(runs)
 
 
 def _as_mlx_lm(cache: Any) -> Any:

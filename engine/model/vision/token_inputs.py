@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -42,6 +42,12 @@ Given = Callable[[Sequence[TokenInputs]], AbstractContextManager[None]]
 def no_inputs(inputs: Sequence[TokenInputs]) -> AbstractContextManager[None]:
     """The context of models that take tokens only."""
     return nullcontext()
+
+
+def given_of(model: Any) -> Given:
+    """Tells ``model`` what tokens bring besides their ids; only models that see take it."""
+    given: Given = getattr(model, "given", no_inputs)
+    return given
 
 
 def row_inputs(counts: Sequence[int], shifts: Sequence[int]) -> list[TokenInputs]:

@@ -18,7 +18,7 @@ from chairlift.engine.model.vision.model import VisionModel
 from conformance.check import Result, where
 from conformance.vision.configs import tiny_model
 from conformance.vision.forms import Form, Prompt, random_prompt
-from conformance.vision.types import NOT_APPLICABLE, NOT_TRIED, REMARKS, TYPES
+from conformance.vision.types import NOT_APPLICABLE, NOT_TRIED, TYPES
 
 TOLERANCE = 1e-3
 REQUESTS = 8
@@ -27,7 +27,7 @@ CHUNK = 20
 TOP = 5
 
 
-class _Solo:
+class Solo:
     """mlx-vlm's greedy tokens of a prompt alone, and the log-probabilities of each step."""
 
     def __init__(self, model: Any, form: Form, prompt: Prompt, count: int) -> None:
@@ -70,22 +70,21 @@ def _check(name: str, seeds: tuple[int, ...]) -> Result:
                 return Result(name, "failed", caches, different)
     except Exception as error:
         return Result(name, "failed", caches, where(error))
-    notes = ["at most one image in a prompt"] if form.most == 1 else []
-    notes += [REMARKS[name]] if name in REMARKS else []
-    return Result(name, "passed", caches, "; ".join(notes))
+    note = "at most one image in a prompt" if form.most == 1 else ""
+    return Result(name, "passed", caches, note)
 
 
 def _unfit_for_comparison(model: Any, form: Form) -> str | None:
     """Why a model's own logits cannot serve as a reference; None if they can."""
     prompt = random_prompt(form, random.Random(0), 1, [1])
     other = random_prompt(form, random.Random(0), 1, [2])
-    first, second = (_Solo(model, form, each, 4).logprobs[0] for each in (prompt, other))
+    first, second = (Solo(model, form, each, 4).logprobs[0] for each in (prompt, other))
     if not np.isfinite(first).all():
         return "its logits are not numbers"
     if np.abs(first - second).max() < 20 * TOLERANCE:
         return "its images do not matter"
     texts = [random_prompt(form, random.Random(seed), 0, []) for seed in range(4)]
-    said = {token for text in texts for token in _Solo(model, form, text, 4).tokens}
+    said = {token for text in texts for token in Solo(model, form, text, 4).tokens}
     return "it says fewer than four tokens" if len(said) < 4 else None
 
 
@@ -96,7 +95,7 @@ def _compare(model: Any, engine: VisionModel, form: Form, seed: int) -> str | No
         random_prompt(form, draw, min(number % 4, form.most), seeds) for number in range(REQUESTS)
     ]
     counts = [draw.randrange(2, 12) for _ in prompts]
-    alone = [_Solo(model, form, *each) for each in zip(prompts, counts, strict=True)]
+    alone = [Solo(model, form, *each) for each in zip(prompts, counts, strict=True)]
     bench = Bench(engine, rows=6, tokens=CHUNK, prefix=1 << 24, bands=2)
     for number, (prompt, count) in enumerate(zip(prompts, counts, strict=True)):
         reading = {"images": prompt.images}
@@ -115,7 +114,7 @@ def _compare(model: Any, engine: VisionModel, form: Form, seed: int) -> str | No
     return None
 
 
-def _difference(bench: Bench, name: str, solo: _Solo) -> str | None:
+def _difference(bench: Bench, name: str, solo: Solo) -> str | None:
     outputs = bench.outputs[name, 0]
     if error := next((o.error for o in outputs if o.error), None):
         return str(error)

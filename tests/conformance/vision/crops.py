@@ -95,6 +95,34 @@ TYPES = {
             "vision.Qwen2EncoderConfig": _encoder,
         },
     ),
+    "jina_vlm": Tiny(
+        indexed(SIDE, 3 * PATCH * PATCH),
+        {
+            "text_config": {
+                "hidden_size": HIDDEN,
+                "n_layers": 4,
+                "additional_vocab_size": 8,
+                "vocab_size": VOCAB,
+                "block_config": {
+                    "attn_config": {"n_heads": 4, "n_kv_heads": 2, "head_dim": 16},
+                    "ffn_config": {"size": 96},
+                },
+            },
+            "vision_config": {
+                "hidden_size": VISION_HIDDEN,
+                "n_layers": 2,
+                "patch_size": PATCH,
+                "input_size": [SIDE, SIDE],
+                "vit_layers": [-1, -2],
+                "output_size": HIDDEN,
+                "block_config": {
+                    "attn_config": {"n_heads": 2, "head_dim": 16},
+                    "ffn_config": {"size": 64},
+                },
+                "vl_connector_config": {"mlp_projector_config": {"size": 64}},
+            },
+        },
+    ),
     "minicpmo": Tiny(
         minicpm(None, 4),
         {

@@ -51,7 +51,7 @@ def soft_tokens(tokens: int) -> Form:
             "image_position_ids": places[None],
         }, tokens
 
-    return Form(make)
+    return Form(make, derived=image_types)
 
 
 def patches(most: int) -> Form:
@@ -190,3 +190,8 @@ def pooled(crop: int, patch: int) -> Form:
         }, 2 * side**2
 
     return Form(make, after=(END_ID, END_ID))
+
+
+def image_types(tokens: list[int]) -> Arrays:
+    """Which tokens are an image's, as processors number the kinds of tokens."""
+    return {"mm_token_type_ids": np.array([[int(token == IMAGE_ID) for token in tokens]])}

@@ -5,7 +5,14 @@ from __future__ import annotations
 from support.vision.tiny_vision import CONFIGS
 
 from conformance.vision.forms import square
-from conformance.vision.special_forms import anyres, idefics, patches, soft_tokens, with_sides
+from conformance.vision.special_forms import (
+    anyres,
+    idefics,
+    image_types,
+    patches,
+    soft_tokens,
+    with_sides,
+)
 from conformance.vision.tiny import Tiny
 from conformance.vision.values import HIDDEN, PATCH, SIDE, VISION_HIDDEN
 
@@ -28,12 +35,13 @@ TYPES = {
     ),
     "gemma3": Tiny(square(4), CONFIGS["gemma3"]),
     "gemma4": Tiny(
-        square(4),
+        square(4, derived=image_types),
         {
             "text_config": {
                 "num_kv_shared_layers": 2,
                 "global_head_dim": 32,
                 "rope_parameters": None,
+                "use_bidirectional_attention": "vision",
                 "enable_moe_block": False,
             },
             "vision_config": {
@@ -49,13 +57,13 @@ TYPES = {
         },
     ),
     "gemma4_unified": Tiny(
-        soft_tokens(4),
+        soft_tokens(9),
         {
             "text_config": {
                 "num_kv_shared_layers": 2,
                 "global_head_dim": 32,
                 "rope_parameters": None,
-                "use_bidirectional_attention": None,
+                "use_bidirectional_attention": "vision",
             },
             "audio_config": None,
             "vision_config": {

@@ -43,11 +43,6 @@ NOT_APPLICABLE: dict[str, str] = {
 }
 _OWN_CACHE = "its caches are of a kind of mlx-vlm's own"
 _BOTH_WAYS = "tokens of an image see those behind them"
-# What a result does not say.
-REMARKS: dict[str, str] = {
-    "gemma4": "with causal attention only",
-    "gemma4_unified": "with causal attention only",
-}
 # Why a type fails that is not even tried.
 NOT_TRIED: dict[str, str] = {
     "deepseek_v4": f"{_OWN_CACHE} (PoolingCache)",

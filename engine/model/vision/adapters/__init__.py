@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-ADAPTED = ("hunyuan_vl", "inkling", "jina_vlm", "llama4")
+ADAPTED = ("gemma4", "hunyuan_vl", "inkling", "jina_vlm", "llama4")
 
 
 def adapt(language_model: Any) -> None:

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-import pytest
-from conformance.vision.check import check
-from conformance.vision.types import NOT_APPLICABLE, NOT_TRIED, TYPES, type_names
+import random
 
+import pytest
+from conformance.vision.check import Solo, check
+from conformance.vision.configs import tiny_model
+from conformance.vision.forms import random_prompt
+from conformance.vision.types import NOT_APPLICABLE, NOT_TRIED, TYPES, type_names
+from support.engine.bench import Bench
+
+from chairlift.engine.model import attention
 from chairlift.engine.model.vision.families import FAMILIES
+from chairlift.engine.model.vision.model import VisionModel
+from chairlift.engine.speculation.proposal import PredictionProposer
+
+
+def _served(model_type: str) -> VisionModel:
+    model = VisionModel(tiny_model(model_type), model_type)
+    attention.install(model)
+    return model
 
 
 @pytest.mark.parametrize(
-    "model_type", ["granite4_vision", "lfm2_vl", "minicpmo", "molmo", "phi4_siglip", "qwen3_5"]
+    "model_type", ["gemma4", "granite4_vision", "lfm2_vl", "minicpmo", "molmo", "phi4_siglip"]
 )
 def test_batched_tokens_are_those_of_mlx_vlm_alone(model_type: str) -> None:
     result = check(model_type, seeds=(1,))
@@ -21,3 +35,32 @@ def test_each_type_is_checked_or_left_out_for_a_reason() -> None:
     assert set(type_names()) == TYPES.keys() | NOT_APPLICABLE.keys() | NOT_TRIED.keys()
     assert not TYPES.keys() & (NOT_APPLICABLE.keys() | NOT_TRIED.keys())
     assert FAMILIES.keys() <= TYPES.keys()
+
+
+def test_recurrent_states_after_a_wrong_draft_have_the_positions_of_their_row() -> None:
+    form = TYPES["qwen3_5"].form
+    prompt = random_prompt(form, random.Random(3), 2, [1, 2, 3])
+    expected = Solo(tiny_model("qwen3_5"), form, prompt, 12).tokens
+    bench = Bench(
+        _served("qwen3_5"),
+        draft=6,
+        propose=lambda request: [PredictionProposer(request.prediction)],
+    )
+    # Some drafts are wrong after a few tokens.
+    wrong = [token if number % 5 else 7 for number, token in enumerate(expected, 1)]
+    reading = {"images": prompt.images, "prediction": wrong}
+    bench.submit("0", prompt.tokens, 12, reading=reading)
+    bench.drain()
+    assert bench.tokens("0") == expected
+    assert sum(stats.draft_tokens for stats in bench.stats) > 0
+
+
+def test_an_image_that_must_be_whole_and_is_too_long_is_refused() -> None:
+    form = TYPES["gemma4"].form
+    prompt = random_prompt(form, random.Random(0), 1, [1])
+    bench = Bench(_served("gemma4"), rows=6, tokens=9)
+    bench.submit("0", prompt.tokens, 4, reading={"images": prompt.images})
+    bench.drain()
+    assert bench.outputs["0", 0][-1].finish == "error"
+    assert "an image has 4 tokens, and a step computes 3" in str(bench.outputs["0", 0][-1].error)
+    assert not len(bench.core.images)

@@ -66,13 +66,6 @@ def test_only_known_types_with_images_see() -> None:
         assert vision_type({"model_type": model_type, "vision_config": {}}) is None
 
 
-def test_a_model_whose_image_tokens_see_both_ways_is_served_without_images() -> None:
-    text = {"use_bidirectional_attention": "vision"}
-    config = {"model_type": "gemma4", "vision_config": {}, "text_config": {}}
-    assert vision_type(config) == "gemma4"
-    assert vision_type({**config, "text_config": text}) is None
-
-
 def test_the_guide_has_all_types() -> None:
     guide = (ROOT / "docs" / "guides" / "vision.md").read_text()
     assert [model_type for model_type in FAMILIES if f"`{model_type}`" not in guide] == []
