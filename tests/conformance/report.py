@@ -54,7 +54,7 @@ VISION_PAGE = Page(
     " request alone, and so are the log-probabilities of each and of the five likeliest: equal"
     " within 0.001. Some of mlx-vlm's types take one image only, or confuse several; then no"
     " request has more. A package is not applicable if it makes no text, token by token, of images"
-    " in the sequence.",
+    " in the sequence, or if mlx-vlm itself cannot run it here.",
     "types",
     "| Type | Result | Caches (mlx-vlm's) | Remarks |",
     0.8,

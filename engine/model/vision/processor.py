@@ -119,7 +119,7 @@ def load_processor(folder: str, model_type: str, trust_remote_code: bool) -> Pro
     if image_id is None:
         raise ModelError(f"{folder}/config.json: lacks 'image_token_id'")
     processing = processing_of(model_type)
-    if processing.mark is None and not isinstance(getattr(processor, "image_token", None), str):
+    if not processing.mark and not getattr(processor, "image_token", None):
         raise ModelError(f"{folder}: the image processor has no token for images")
     return Processor(processor, image_id, processing)
 

@@ -172,20 +172,6 @@ TYPES = {
             },
         },
     ),
-    "minimax_m3_vl": Tiny(
-        grid(),
-        {
-            "text_config": {
-                "moe_layer_freq": [0, 1, 1, 1],
-                "index_block_size": 4,
-                "index_topk_blocks": 3,
-                "index_head_dim": 16,
-                "index_n_heads": 2,
-                "layer_types": None,
-                "hidden_act": "swigluoai",
-            },
-        },
-    ),
     "muse_glimmer": Tiny(grid(), {"projector_hidden_size": 64, "out_hidden_size": 128}),
     "paddleocr_vl": Tiny(
         grid((3, PATCH, PATCH), batched=True),

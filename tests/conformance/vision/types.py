@@ -51,6 +51,7 @@ NOT_TRIED: dict[str, str] = {
     "falcon_perception": "a token brings coordinates besides its id",
     "gemma3n": "mlx-vlm scales the embeddings of generated tokens, but not those of prompts",
     "glm5_next": f"{_OWN_CACHE} (PoolingCache)",
+    "minimax_m3_vl": f"{_OWN_CACHE} (MiniMaxM3KVCache)",
     "molmo_point": "a token's logits include those of places in the image",
     "paligemma": "all tokens of a prompt see those behind them",
     "phi4mm": "images change the weights (LoRA) of their request",

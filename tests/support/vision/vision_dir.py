@@ -36,6 +36,7 @@ _TOKENS = [
     "<|vision_start|>",
     "<|vision_end|>",
     "<|image|>",
+    "<|IMG_PATCH|>",
 ]
 
 
@@ -172,6 +173,24 @@ PROCESSORS["qwen3_vl_moe"] = PROCESSORS["qwen3_vl"]
 
 # Of types whose tiny instances are those of the conformance checks.
 MORE_PROCESSORS: dict[str, ProcessorFiles] = {
+    "aya_vision": ProcessorFiles(
+        {
+            "image_processor_type": "GotOcr2ImageProcessor",
+            "size": {"height": 16, "width": 16},
+            "crop_to_patches": False,
+            "image_mean": _HALF,
+            "image_std": _HALF,
+        },
+        {
+            "processor_class": "AyaVisionProcessor",
+            "patch_size": 4,
+            "img_size": 16,
+            "downsample_factor": 2,
+            "image_token": "<image>",
+        },
+        "<|IMG_PATCH|>",
+        "<image>",
+    ),
     "glm4v": ProcessorFiles(
         {
             "image_processor_type": "Glm4vImageProcessor",
@@ -213,6 +232,8 @@ MORE_PROCESSORS: dict[str, ProcessorFiles] = {
     "qwen3_5": PROCESSORS["qwen3_vl"],
     "qwen3_5_moe": PROCESSORS["qwen3_vl"],
 }
+for _name in ("glm4v_moe", "glm_ocr"):
+    MORE_PROCESSORS[_name] = MORE_PROCESSORS["glm4v"]
 
 
 def vision_dir(
@@ -250,9 +271,9 @@ def vision_dir(
         "chat_template": chat_template(files.mark if template_takes_parts else None),
         "clean_up_tokenization_spaces": False,
     }
-    if model_type == "gemma3":
+    if model_type.startswith("gemma"):
         settings |= {
-            "image_token": "<image_soft_token>",
+            "image_token": files.token,
             "boi_token": "<start_of_image>",
             "eoi_token": "<end_of_image>",
         }
