@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,7 +37,7 @@ class ImageInputs:
             ValueError: an index is not one of a token of the span.
         """
         tokens = mx.array([self._tokens(image, own)], mx.int32)
-        arrays = {**_arrays(image), **self._derived(image)}
+        arrays = {**self._arrays(image), **self._derived(image)}
         pixels = arrays.pop("pixel_values", None)
         mask = arrays.pop("attention_mask", mx.ones(tokens.shape, mx.int32))
         return self._model.get_input_embeddings(tokens, pixels, mask=mask, **arrays)
@@ -66,6 +67,24 @@ class ImageInputs:
                 return [self._mark]
         return [self._mark] * len(image.places)
 
+    def _arrays(self, image: PromptImage) -> dict[str, Any]:
+        """What the processor made of an image, by parameter: arrays, and lists of arrays."""
+        arrays = {name: numpy_of(array) for name, array in image.arrays.items()}
+        vision = getattr(self._model.config, "vision_config", None)
+        positions = ("position_embedding_size", "mm_posemb_size")
+        # What mlx-vlm's code indexes without a check, by parameter.
+        sizes = {
+            "image_input_idx": _length(image),
+            "image_position_ids": max(getattr(vision, name, 0) for name in positions),
+            "image_token_pooling": math.prod(arrays.get("pixel_values", np.zeros(0)).shape[:2]),
+        }
+        for name in sizes.keys() & arrays.keys():
+            if arrays[name].max(initial=0) >= sizes[name]:
+                raise ValueError(f"an image's {name} are beyond what they index")
+        flat = [(name, mx.array(array)) for name, array in arrays.items()]
+        nested: dict[str, Any] = tree_unflatten(flat)
+        return nested
+
     def _derived(self, image: PromptImage) -> dict[str, Any]:
         """The parameter that says where an image's tokens are."""
         places = [place - image.places[0] for place in image.places]
@@ -93,14 +112,3 @@ def numpy_of(array: Any) -> np.ndarray[Any, Any]:
 
 def _length(image: PromptImage) -> int:
     return image.places[-1] + 1 - image.places[0]
-
-
-def _arrays(image: PromptImage) -> dict[str, Any]:
-    """What the processor made of an image, by parameter: arrays, and lists of arrays."""
-    arrays = {name: numpy_of(array) for name, array in image.arrays.items()}
-    # These index the embeddings of the span.
-    if arrays.get("image_input_idx", np.zeros(1)).max(initial=0) >= _length(image):
-        raise ValueError("an image's indices are not among its tokens")
-    flat = [(name, mx.array(array)) for name, array in arrays.items()]
-    nested: dict[str, Any] = tree_unflatten(flat)
-    return nested

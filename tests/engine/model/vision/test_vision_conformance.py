@@ -10,7 +10,9 @@ from conformance.vision.configs import tiny_model
 from conformance.vision.forms import random_prompt
 from conformance.vision.types import NOT_APPLICABLE, NOT_TRIED, TYPES, type_names
 from support.engine.bench import Bench
+from support.vision.tiny_vision import numpy_of
 
+from chairlift.engine.messages import Array, PromptImage
 from chairlift.engine.model import attention
 from chairlift.engine.model.vision.families import FAMILIES
 from chairlift.engine.model.vision.model import VisionModel
@@ -64,3 +66,23 @@ def test_an_image_that_must_be_whole_and_is_too_long_is_refused() -> None:
     assert bench.outputs["0", 0][-1].finish == "error"
     assert "an image has 4 tokens, and a step computes 3" in str(bench.outputs["0", 0][-1].error)
     assert not len(bench.core.images)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "name"),
+    [
+        ("gemma4_unified", "image_position_ids"),
+        ("molmo", "image_input_idx"),
+        ("molmo2", "image_token_pooling"),
+    ],
+)
+def test_indices_beyond_what_they_index_are_refused(model_type: str, name: str) -> None:
+    prompt = random_prompt(TYPES[model_type].form, random.Random(0), 1, [1])
+    (image,) = prompt.images
+    indices = numpy_of(image.arrays[name]) + 1_000_000
+    bad = Array(str(indices.dtype), indices.shape, indices.tobytes())
+    images = (PromptImage(image.digest, image.places, {**image.arrays, name: bad}),)
+    bench = Bench(_served(model_type))
+    bench.submit("0", prompt.tokens, 4, reading={"images": images})
+    bench.drain()
+    assert bench.outputs["0", 0][-1].finish == "error"
