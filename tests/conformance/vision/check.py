@@ -109,12 +109,13 @@ def _compare(model: Any, engine: VisionModel, form: Form, seed: int) -> str | No
     bench.drain()
     for number, solo in enumerate(alone):
         images = len(prompts[number].images)
-        if different := _difference(bench, str(number), solo):
+        if different := difference(bench, str(number), solo):
             return f"request {number} with {images} images: {different}"
     return None
 
 
-def _difference(bench: Bench, name: str, solo: Solo) -> str | None:
+def difference(bench: Bench, name: str, solo: Solo) -> str | None:
+    """The first difference of a request with ``TOP`` log-probabilities and the same alone."""
     outputs = bench.outputs[name, 0]
     if error := next((o.error for o in outputs if o.error), None):
         return str(error)
