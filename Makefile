@@ -54,7 +54,7 @@ endef
 SERVE := $(VENV)/.serve$(if $(EXTRA),-$(EXTRA))
 DEV := $(VENV)/.dev
 
-.PHONY: serve test test-fast lint docs reference dist conformance setup dev clean chromium
+.PHONY: serve test test-fast lint docs reference dist conformance conformance-vision setup dev clean chromium
 
 setup: $(SERVE)
 
@@ -99,6 +99,10 @@ chromium: | setup
 # Compares each of mlx-lm's model files, tiny and random, in a batch and alone. Takes minutes.
 conformance: dev
 	cd tests && ../$(BIN)/python -m conformance --out ../docs/reference/conformance.md $(ARGS)
+
+# The same for mlx-vlm's types, with images.
+conformance-vision: dev
+	cd tests && ../$(BIN)/python -m conformance --vision --out ../docs/reference/vision-conformance.md $(ARGS)
 
 # Generates the reference pages from the code's tables.
 reference: dev

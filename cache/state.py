@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
@@ -22,9 +22,9 @@ Slots = Mapping[int, mx.array]
 class StateLayer(_ArraysCache):
     """The numbered slots of a recurrent layer, ``[rows, ...]`` each: convolution tail, SSM state.
 
-    Implements the protocol of mlx-lm's ``ArraysCache``: the model reads a slot (None before its
-    first write) and rewrites it each step. Padding would corrupt the state, so no step has any:
-    ``make_mask``, ``lengths`` and ``left_padding`` are None.
+    Implements the protocol of mlx-lm's ``ArraysCache``, and what mlx-vlm's adds to it: the model
+    reads a slot (None before its first write) and rewrites it each step. Padding would corrupt the
+    state, so no step has any: ``make_mask``, ``lengths`` and ``left_padding`` are None.
     """
 
     lengths = None
@@ -76,6 +76,27 @@ class StateLayer(_ArraysCache):
 
     def make_mask(self, n: int) -> None:
         """No mask: a step has no padding."""
+
+    def update_window(
+        self, slot: int, source: mx.array, width: int, *, lengths: mx.array | None = None
+    ) -> mx.array:
+        """Keeps the last ``width`` tokens of ``[rows, tokens, ...]``; in mlx-vlm's protocol."""
+        assert lengths is None, "a step has no padding"
+        tail = source[:, source.shape[1] - width :]
+        self[slot] = tail
+        return tail
+
+    def update_recurrent(
+        self, slot: int, length: int, update: Callable[[mx.array | None, None], Any]
+    ) -> tuple[Any, mx.array]:
+        """Advances a slot by ``length`` tokens; in mlx-vlm's protocol.
+
+        Args:
+            update: returns an output and the next state; called with the state.
+        """
+        output, state = update(self[slot], None)[:2]
+        self[slot] = state
+        return output, state
 
     def advance(self, n: int) -> None:
         """Does nothing: a state has no position."""

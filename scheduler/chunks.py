@@ -66,6 +66,7 @@ class Chunks:
             size, fitting, self._max_tokens(sequence, work)
         ):
             size = min(size, self._cut(int(fitting), work))
+            size = _uncut(sequence, begun, size, self._max_tokens(sequence, work))
         checkpoint = self._limits.checkpoint
         if checkpoint is None:
             return size
@@ -119,6 +120,16 @@ class Chunks:
             and fitting >= 1
             and left <= min(fitting + limits.chunk_multiple, max_tokens)
         )
+
+
+def _uncut(sequence: Sequence, begun: int, size: int, max_tokens: int) -> int:
+    """The size of a chunk that cuts none of ``sequence.uncut``; 0 if it would be too long."""
+    for tokens in sequence.uncut:
+        if tokens.start < begun + size < tokens.stop:
+            if begun < tokens.start:
+                return tokens.start - begun
+            return tokens.stop - begun if tokens.stop - begun <= max_tokens else 0
+    return size
 
 
 def _computed(work: Work) -> int:

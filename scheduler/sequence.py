@@ -53,6 +53,7 @@ class Sequence:
         pooling: how to pool the prompt's hidden states into an embedding; None: no embedding.
         keys: the prompt as the prefix cache compares it, where other things than token ids make its
             embeddings; None: the tokens themselves.
+        uncut: prompt tokens that have to be in one chunk, in order.
         chunks: for each chunk of its prompt, the time when the step was built, and the tokens.
         scheduled_at: when its first chunk was scheduled.
         first_token_at: when its first output token was read.
@@ -88,6 +89,7 @@ class Sequence:
     prompt_logprobs: int | None = None
     pooling: Literal["mean", "last"] | None = None
     keys: array[int] | None = None
+    uncut: tuple[range, ...] = ()
     chunks: list[tuple[float, int]] = field(default_factory=list)
     scheduled_at: float | None = None
     first_token_at: float | None = None

@@ -181,12 +181,15 @@ class EngineCore:
             if request.images:
                 check_submit(request, self.requests.vocabulary)
                 self.images.begin(request.request_id, request.prompt, request.images)
+            uncut = self._uncut(request)
             sequences = self.requests.add(request)
         except Exception as error:  # of any type: the cause is this request
             self.grammars.drop(request.request_id)
             self.images.drop(request.request_id)
             self.outputs.refuse(request, error)
             return
+        for sequence in sequences:
+            sequence.uncut = uncut
         # NOTE: fetch only once, because resumed choices share their prefix.
         self.prefixes.fetch(sequences[0])
         if request.images:
@@ -195,6 +198,21 @@ class EngineCore:
         self._journal.submitted(request, self._is_awaited(sequences[0]))
         for sequence in sequences:
             self.scheduler.add(sequence)
+
+    def _uncut(self, request: Submit) -> tuple[range, ...]:
+        """The prompt tokens of a request that have to be in one chunk.
+
+        Raises:
+            ValueError: there are more of them than a step computes beside all rows.
+        """
+        images = self.images.of(request.request_id)
+        if images is None:
+            return ()
+        limits = self.scheduler.limits
+        most = limits.max_step_tokens - limits.max_rows
+        if (longest := max(map(len, images.uncut), default=0)) > most:
+            raise ValueError(f"an image has {longest} tokens, and a step computes {most}")
+        return images.uncut
 
     def compile(self) -> None:
         """Compiles steps in advance, so that none is slower than the others."""

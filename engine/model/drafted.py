@@ -16,6 +16,7 @@ from chairlift.cache.batch import BatchCache
 from chairlift.cache.kinds import Cache
 from chairlift.cache.speculation import Speculation
 from chairlift.engine.model.lora_routing import Routing, Run, Slot
+from chairlift.engine.model.vision.token_inputs import Given, TokenInputs, no_inputs
 
 
 class DraftedBand:
@@ -33,6 +34,8 @@ class DraftedBand:
         self.cache = cache
         self.rows = rows
         self._adapters = adapters
+        # What images add to each row's position in the step; empty if nothing.
+        self.shifts: Sequence[int] = ()
 
     @cached_property
     def transaction(self) -> Speculation:
@@ -67,16 +70,22 @@ class DraftedBand:
         places = [r * length + i for r, row in enumerate(self.rows) for i in range(len(row))]
         return logits if len(places) == logits.shape[0] else logits[mx.array(places)]
 
-    def commit(self, kept: Sequence[int], model: Any, routing: Routing) -> None:
+    def commit(
+        self, kept: Sequence[int], model: Any, routing: Routing, given: Given = no_inputs
+    ) -> None:
         """Keeps the first ``kept[r]`` tokens of row ``r``; the caches are then as if it had fed
         only these.
 
         Recurrent states that were not saved at these tokens are computed again, by ``model``.
+
+        Args:
+            given: see ``VisionModel.given``.
         """
 
         def replay(start: int, stop: int) -> None:
             tokens = mx.array([row[start:stop] for row in self.rows], mx.int32)
-            with routing.of(self._padded_runs(stop - start)):
+            inputs = [TokenInputs(stop - start, shift) for shift in self.shifts]
+            with routing.of(self._padded_runs(stop - start)), given(inputs):
                 mx.eval(model(tokens, cache=self.transaction.layers))
 
         self.transaction.commit(kept, replay)

@@ -18,7 +18,7 @@ from chairlift.engine.model.drafted import DraftedBand, row_runs
 from chairlift.engine.model.head import Head
 from chairlift.engine.model.lora_routing import Routing, Run, Slot
 from chairlift.engine.model.vision.prompt_images import PromptImages
-from chairlift.engine.model.vision.token_inputs import TokenInputs, row_inputs
+from chairlift.engine.model.vision.token_inputs import TokenInputs, given_of, row_inputs
 
 
 class Chunk(NamedTuple):
@@ -146,10 +146,7 @@ class Forward:
         self._multiple = multiple
         self._max_pairs = max_pairs
         self._chained = chained
-        # What tokens bring besides their ids; only models that see take it.
-        self._given: Callable[[Seq[TokenInputs]], AbstractContextManager[None]] = getattr(
-            model, "given", lambda inputs: nullcontext()
-        )
+        self._given = given_of(model)
 
     @property
     def selects_positions(self) -> bool:
@@ -177,7 +174,11 @@ class Forward:
             shifts: what images add to each row's position; empty if nothing.
         """
         bands = cast("list[BatchCache]", [band for band in bands if len(band)])
-        if self.packs and (chunks or drafted or len(bands) > 1):
+        packs = self.packs and not any(
+            chunk.images and chunk.images.sees_ahead(chunk.cache.offsets[0], len(chunk.tokens))
+            for chunk in chunks
+        )
+        if packs and (chunks or drafted or len(bands) > 1):
             return self._packed_call(bands, tokens, chunks, adapters, drafted, shifts)
         logits = []
         scored: dict[int, mx.array] = {}
@@ -188,7 +189,8 @@ class Forward:
             rows = slice(start, start + len(drafting.rows))
             start = rows.stop
             length = max(drafting.counts)
-            with self._given([TokenInputs(length, shift) for shift in shifts[rows]]):
+            drafting.shifts = shifts[rows]
+            with self._given([TokenInputs(length, shift) for shift in drafting.shifts]):
                 logits.append(drafting.call(self._model, self.routing, partial(self._after, last)))
             last = logits[-1]
         for band in () if drafted else bands:
@@ -213,14 +215,13 @@ class Forward:
 
     def commit(self, drafted: DraftedBand, kept: Seq[int]) -> None:
         """Keeps the first ``kept[r]`` tokens of each row of a band in the step before."""
-        drafted.commit(kept, self._model, self.routing)
+        drafted.commit(kept, self._model, self.routing, self._given)
 
     def _after(self, last: mx.array | None, tokens: mx.array) -> mx.array:
         """The tokens of a model call that comes after the call with the logits ``last``."""
         if last is None or not self._chained:
             return tokens
-        after: Any = mx.depends(tokens, last)
-        return cast(mx.array, after)
+        return cast(mx.array, mx.depends(tokens, last))
 
     def _chunk_call(self, chunk: Chunk, last: mx.array | None) -> tuple[mx.array, list[mx.array]]:
         """Calls the model with the tokens of one chunk, at once or part by part.

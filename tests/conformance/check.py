@@ -80,7 +80,7 @@ def _check(name: str, seeds: tuple[int, ...]) -> Result:
         model = tiny_model(name)
         unfit = _unfit_for_comparison(model)
     except (Exception, SystemExit) as error:
-        model, unfit = None, _where(error)
+        model, unfit = None, where(error)
     caches = _cache_names(model) if model is not None and not unfit else ""
     if unfit and reason:
         return Result(name, "not applicable", caches, f"{reason} ({unfit})")
@@ -97,7 +97,7 @@ def _check(name: str, seeds: tuple[int, ...]) -> Result:
     except UnsupportedKind as error:
         return Result(name, "failed", caches, str(error))
     except Exception as error:
-        return Result(name, "failed", caches, _where(error))
+        return Result(name, "failed", caches, where(error))
     details = findings.differences[:1] + sorted(findings.notes)
     outcome: Outcome = "failed" if findings.differences else "passed"
     return Result(name, outcome, caches, "; ".join(details))
@@ -234,7 +234,7 @@ def _name(cache: Any) -> str:
     return type(cache).__name__
 
 
-def _where(error: BaseException) -> str:
+def where(error: BaseException) -> str:
     """An exception in one line, with the lines of the model file and the cache that raised it."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
     frames = traceback.extract_tb(error.__traceback__)

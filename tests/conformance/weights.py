@@ -20,6 +20,11 @@ def tiny_model(name: str, seed: int = 0) -> Any:
     model = module.Model(args)
     if getattr(args, "tie_word_embeddings", False):
         model.sanitize({})  # removes the output matrix, as for a checkpoint without one
+    return randomize(model, seed)
+
+
+def randomize(model: Any, seed: int) -> Any:
+    """Gives a model random weights in float32, and evaluates them."""
     key = mx.random.key(seed)
     weights = []
     for path, old in cast("list[tuple[str, mx.array]]", tree_flatten(model.parameters())):

@@ -91,7 +91,9 @@ class ImageEncoder:
         if self._model is None:
             raise ValueError("this model takes no images")
         shifts = self._model.shifts(prompt, images)
-        self._requests[request_id] = PromptImages(prompt, images, shifts, self.embeddings)
+        self._requests[request_id] = PromptImages(
+            *(prompt, images, shifts, self.embeddings, self._model.both_ways)
+        )
 
     def await_images(
         self, request_id: str, prompt: Sequence[int], images: Sequence[PromptImage], computed: int

@@ -1,11 +1,11 @@
-"""The types of models whose images are supported, and how they are called."""
+"""The types of models whose images are supported, and how mlx-vlm's code of them is called."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,64 +13,154 @@ class Family:
     """How models of a type are called.
 
     Attributes:
-        axes: the numbers that make the position of a token: 0 if it is the token's place in the
-            sequence, 3 for M-RoPE (time, height, width).
-        deepstack: images also add embeddings after each of the first layers.
+        positions: what the position of a token is: its place in the sequence; M-RoPE by the grids
+            of images; M-RoPE with the same number for all axes; HunyuanVL's XD-RoPE; MiniCPM-V's
+            canvas.
+        axis: which axis of the positions has the numbers that make one.
+        deepstack: images also add embeddings to the hidden states of some layers, in the form that
+            the type of this name has.
+        marks_places: the language model takes a mask of images' tokens.
+        tokens: what mlx-vlm's code takes in place of an image's embeddings: a token for each; one
+            token, which makes the prompt longer; or any number of tokens that does.
+        mark: that token, if it is not the config's ``image_token_index``.
+        lead: embeddings in front of the image's that mlx-vlm's code adds to its tokens.
+        closes: mlx-vlm's code counts images by two tokens at their ends.
+        derived: the parameter that says where an image's tokens are.
+        has_table: tokens' embeddings are those of the embedding layer. Others have them from
+            ``get_input_embeddings``.
     """
 
-    axes: int = 0
-    deepstack: bool = False
+    positions: Literal["place", "grid", "equal", "xdrope", "canvas"] = "place"
+    axis: int = 0
+    deepstack: Literal["qwen3_vl", "qwen3_omni_moe", "granite4_vision"] | None = None
+    marks_places: bool = False
+    tokens: Literal["each", "one", "any"] = "each"
+    mark: int | None = None
+    lead: int = 0
+    closes: bool = False
+    derived: Literal["images_seq_mask", "image_bound"] | None = None
+    has_table: bool = False
 
 
 _PLAIN = Family()
-_MROPE = Family(axes=3)
-_DEEPSTACK = Family(axes=3, deepstack=True)
+_MROPE = Family("grid")
+_MROPE_TABLE = Family("grid", has_table=True)
+_DEEPSTACK = Family("grid", deepstack="qwen3_vl")
+_ONE = Family(tokens="one")
+_ANY = Family(tokens="any")
+_SEQ_MASK = Family(derived="images_seq_mask")
+_BEHIND_FIRST = Family(lead=1)
 
 FAMILIES = {
+    "aya_vision": _PLAIN,
+    "cohere_compass": _DEEPSTACK,
+    "deepseek_vl_v2": _SEQ_MASK,
+    "deepseekocr": _SEQ_MASK,
+    "deepseekocr_2": _SEQ_MASK,
+    "dots_ocr": _PLAIN,
+    "ernie4_5_moe_vl": Family("grid", axis=-1),
+    "fastvlm": _ONE,
     "gemma3": _PLAIN,
+    "gemma4": _PLAIN,
+    "gemma4_unified": _PLAIN,
+    "glm4v": _MROPE,
+    "glm4v_moe": _MROPE,
+    "glm_ocr": _MROPE,
+    "got": _PLAIN,
+    "granite4_vision": Family(deepstack="granite4_vision"),
+    "granite_vision": _ANY,
+    "hunyuan_vl": Family("xdrope"),
+    "idefics2": _PLAIN,
     "idefics3": _PLAIN,
+    "inkling": _PLAIN,
     "internvl": _PLAIN,
     "internvl_chat": _PLAIN,
+    "jina_vlm": _PLAIN,
+    "kimi_k25": _PLAIN,
+    "kimi_k3": _PLAIN,
+    "kimi_vl": _PLAIN,
+    "lfm2_vl": _PLAIN,
+    "llama4": _PLAIN,
     "llava": _PLAIN,
+    "llava_bunny": _ONE,
+    "llava_next": _ANY,
+    "llava_onevision": _PLAIN,
+    "llmjpvl": _PLAIN,
+    "locateanything": _PLAIN,
+    "mage_vl": _PLAIN,
+    "mimo_v2": _PLAIN,
+    "minicpmo": Family("equal", derived="image_bound"),
+    "minicpmv4_6": Family("equal", derived="image_bound", has_table=True),
+    "minicpmv4_7": Family("canvas", derived="image_bound", has_table=True),
     "mistral3": _PLAIN,
+    "molmo": _PLAIN,
+    "molmo2": Family(closes=True),
+    "moondream2": _BEHIND_FIRST,
+    "moondream3": _BEHIND_FIRST,
+    "multi_modality": _ONE,
+    "muse_glimmer": _PLAIN,
+    "nemotron_h_nano_omni": _PLAIN,
+    "paddleocr_vl": _MROPE,
+    "phi3_v": Family(tokens="any", mark=-1),
+    "phi4_siglip": Family(tokens="one", mark=-200),
     "pixtral": _PLAIN,
+    "plamo2vl": _PLAIN,
+    "prism_hadamard_qwen35": _MROPE_TABLE,
     "qwen2_5_vl": _MROPE,
     "qwen2_vl": _MROPE,
+    "qwen3_5": _MROPE_TABLE,
+    "qwen3_5_moe": _MROPE_TABLE,
+    "qwen3_omni_moe": Family("grid", deepstack="qwen3_omni_moe"),
     "qwen3_vl": _DEEPSTACK,
     "qwen3_vl_moe": _DEEPSTACK,
     "smolvlm": _PLAIN,
+    "step3p7": _PLAIN,
+    "youtu_vl": _PLAIN,
+    "zaya1_vl": Family(marks_places=True),
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Processing:
-    """How the processor of a type is called.
-
-    Attributes:
-        mark: what stands for an image in a text before the processor has run; None: the processor's
-            ``image_token``.
-        other_mark: what the processor would take for an image, too.
-        settings: further arguments. Without ``add_special_tokens`` the processor adds some to each
-            text.
-    """
-
-    mark: str | None = None
-    other_mark: str | None = None
-    settings: Mapping[str, Any] = field(default_factory=lambda: {"add_special_tokens": False})
-
-
-_INTERNVL = {"add_special_tokens": False, "truncation": False}
-_PROCESSING = {
-    "gemma3": Processing(mark="<start_of_image>"),
-    "internvl": Processing("<IMG_CONTEXT>", "<image>", _INTERNVL),
-    "internvl_chat": Processing("<image>", "<IMG_CONTEXT>", _INTERNVL),
-    "llava": Processing(settings={}),
+# The engine computes these, but no worker makes their prompts: their processors are called
+# differently, return other numbers of tokens, or need a model's files that do not exist here.
+UNPREPARED = frozenset(
+    {
+        "deepseek_vl_v2",
+        "deepseekocr",
+        "deepseekocr_2",
+        "ernie4_5_moe_vl",
+        "fastvlm",
+        "gemma4_unified",
+        "got",
+        "granite_vision",
+        "hunyuan_vl",
+        "jina_vlm",
+        "kimi_vl",
+        "llava_bunny",
+        "llava_next",
+        "llmjpvl",
+        "mimo_v2",
+        "minicpmo",
+        "minicpmv4_6",
+        "minicpmv4_7",
+        "molmo",
+        "molmo2",
+        "moondream2",
+        "moondream3",
+        "multi_modality",
+        "phi3_v",
+        "phi4_siglip",
+        "plamo2vl",
+        "youtu_vl",
+    }
+)
+# Other names that configs have for types.
+ALIASES = {
+    "cohere2_vision": "aya_vision",
+    "inkling_mm_model": "inkling",
+    "lfm2-vl": "lfm2_vl",
+    "nemotron_h_omni": "nemotron_h_nano_omni",
+    "nemotronh_nano_omni_reasoning_v3": "nemotron_h_nano_omni",
 }
-
-
-def processing_of(model_type: str) -> Processing:
-    """How the processor of models of this type is called."""
-    return _PROCESSING.get(model_type) or Processing()
 
 
 def vision_type(config: Mapping[str, Any]) -> str | None:
@@ -78,10 +168,12 @@ def vision_type(config: Mapping[str, Any]) -> str | None:
 
     It is the name of a module of ``mlx_vlm.models``, which may not be installed.
     """
-    model_type = config.get("model_type")
+    named = config.get("model_type")
+    model_type = ALIASES.get(str(named), str(named))
+    if model_type not in FAMILIES or model_type in UNPREPARED or "vision_config" not in config:
+        return None
     # A model with a file of its own code is mlx-lm's.
-    sees = model_type in FAMILIES and "vision_config" in config and "model_file" not in config
-    return str(model_type) if sees else None
+    return None if "model_file" in config else model_type
 
 
 def is_installed() -> bool:

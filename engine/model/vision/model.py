@@ -12,10 +12,13 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models import cache as lm_cache
 
 from chairlift.engine.messages import PromptImage
-from chairlift.engine.model.vision.deepstack import add_at_places
+from chairlift.engine.model.vision.adapters import adapt
 from chairlift.engine.model.vision.families import family_of
+from chairlift.engine.model.vision.image_inputs import ImageInputs
+from chairlift.engine.model.vision.layer_additions import additions_of, layer_additions
+from chairlift.engine.model.vision.positions import TokenPositions
 from chairlift.engine.model.vision.stages import Stages
-from chairlift.engine.model.vision.token_inputs import Positions, TokenInputs, places_of, shifts_of
+from chairlift.engine.model.vision.token_inputs import Positions, TokenInputs, places_of
 
 
 class VisionModel(Module):
@@ -33,11 +36,16 @@ class VisionModel(Module):
         super().__init__()  # type: ignore[no-untyped-call]
         self.model = model
         self._type = model_type
-        self._family = family_of(model_type)
+        self._family = family = family_of(model_type)
         self._given: Sequence[TokenInputs] = ()
-        if self._family.deepstack:
-            add_at_places(model.language_model.model)
+        adapt(model.language_model)
+        self._inputs = ImageInputs(model, family)
+        self._positions = None if family.positions == "place" else TokenPositions(model, family)
+        self._additions = layer_additions(model, family)
         self._stages = Stages(model)
+        text = getattr(model.config, "text_config", None)
+        # Whether an image's tokens also see those behind them.
+        self.both_ways = getattr(text, "use_bidirectional_attention", None) == "vision"
 
     @property
     def model_type(self) -> str:
@@ -72,25 +80,54 @@ class VisionModel(Module):
 
     def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
         """Logits ``[rows, step, vocabulary]`` of ``tokens``, ``[rows, step]``."""
-        arguments: dict[str, Any] = {}
-        if places := places_of(self._given):
-            arguments |= self._embedded(tokens, places)
-        if self._family.axes and cache is not None:
-            arguments["position_ids"] = self._positions(tokens, cache)
-            # mlx-vlm's method would compute positions of one sequence, and wait for the device.
-            return self._with_positions(tokens, cache, **arguments)
-        logits: mx.array = self.model.language_model(tokens, cache=cache, **arguments).logits
-        return logits
+        cache = _as_mlx_vlm(cache)
+        places = places_of(self._given)
+        if not places:
+            return self._logits(tokens, cache, {})
+        arguments = self._embedded(tokens)
+        flat = arguments["inputs_embeds"].reshape(-1, arguments["inputs_embeds"].shape[-1])
+        width = flat.shape[-1]
+        given = [each.embeddings for each in self._given if each.embeddings is not None]
+        where, new = mx.array(places), mx.concatenate(given).astype(flat.dtype)
+        flat[where] = new[:, :width]
+        arguments["inputs_embeds"] = flat.reshape(*tokens.shape, width)
+        if self._family.marks_places:
+            marked = mx.zeros(flat.shape[:1], mx.bool_)
+            marked[where] = True
+            arguments["visual_pos_masks"] = marked.reshape(tokens.shape)
+        if self.both_ways:
+            arguments["mm_token_type_ids"] = _runs(places, tokens.size)
+        if self._additions is None:
+            return self._logits(tokens, cache, arguments)
+        columns = range(width, new.shape[-1], width)
+        with self._additions.given(where, [new[:, a : a + width] for a in columns]):
+            return self._logits(tokens, cache, arguments)
 
-    def _with_positions(self, tokens: mx.array, cache: Any, **arguments: Any) -> mx.array:
+    def _embedded(self, tokens: mx.array) -> dict[str, Any]:
+        """The embeddings of a call's tokens as text, and what layers take by token."""
+        if self._family.has_table:
+            return {"inputs_embeds": self.model.language_model.model.embed_tokens(tokens)}
+        features = self.model.get_input_embeddings(tokens)
+        arguments = {"inputs_embeds": features.inputs_embeds}
+        if features.per_layer_inputs is not None:
+            arguments["per_layer_inputs"] = features.per_layer_inputs
+        return arguments
+
+    def _logits(self, tokens: mx.array, cache: Any, arguments: dict[str, Any]) -> mx.array:
         language_model = self.model.language_model
-        hidden = language_model.model(tokens, cache=cache, **arguments)
         logits: mx.array
-        if language_model.args.tie_word_embeddings:
-            logits = language_model.model.embed_tokens.as_linear(hidden)
-        else:
+        if self._positions is None or cache is None:
+            logits = language_model(tokens, cache=cache, **arguments).logits
+            return logits
+        # mlx-vlm's method would compute positions of one sequence, and wait for the device.
+        arguments["position_ids"] = self._positions.of_step(tokens.shape, cache, self._given)
+        hidden = language_model.model(tokens, cache=cache, **arguments)
+        if hasattr(language_model, "lm_head"):
             logits = language_model.lm_head(hidden)
-        return logits
+        else:
+            logits = language_model.model.embed_tokens.as_linear(hidden)
+        scale = getattr(language_model.config, "logit_scale", None)
+        return logits if scale is None else logits * scale
 
     def embeddings(self, image: PromptImage, own: Sequence[int]) -> mx.array:
         """An image's embeddings, ``[places, width]``; see ``stages``."""
@@ -106,75 +143,27 @@ class VisionModel(Module):
         Args:
             own: the tokens of its span of the prompt.
         """
-        tokens = mx.array([list(own)], mx.int32)
-        arrays = {name: mx.array(_numpy(array)) for name, array in image.arrays.items()}
-        pixels = arrays.pop("pixel_values", None)
-        mask = arrays.pop("attention_mask", mx.ones(tokens.shape, mx.int32))
         with self._stages.recorded() as stages:
-            embedded = self.model.get_input_embeddings(tokens, pixels, mask=mask, **arrays)
-        places = mx.array(image.places) - image.places[0]
-        parts = [embedded.inputs_embeds[0, places]]
-        if self._family.deepstack:
-            parts += embedded.deepstack_visual_embeds
+            embedded = self._inputs.embedded(image, own)
+        parts = [self._inputs.at_places(embedded.inputs_embeds, image)]
+        if self._additions is not None:
+            parts += additions_of(embedded.deepstack_visual_embeds, image, self._family)
         return [*stages, mx.concatenate(parts, axis=-1)]
 
     def shifts(self, prompt: Sequence[int], images: Sequence[PromptImage]) -> Positions | None:
-        """The positions of a prompt's tokens minus their places, ``[axes, tokens]``.
+        """The positions of a prompt's tokens minus their places; see ``TokenPositions``.
 
         None for models whose positions are the places in the sequence.
-
-        Raises:
-            ValueError: an image has another number of places than its grid.
         """
-        if not self._family.axes:
-            return None
-        grids = [self._grid(image) for image in images]
-        positions, _ = self.model.language_model.get_rope_index(
-            mx.array([list(prompt)], mx.int32), mx.array(np.concatenate(grids))
-        )
-        shifts = np.asarray(positions)[:, 0] - np.arange(len(prompt))
-        return shifts.astype(np.int32)
-
-    def _grid(self, image: PromptImage) -> np.ndarray[Any, Any]:
-        """An image's patches in time, height and width: ``[1, 3]``."""
-        grid = _numpy(image.arrays["image_grid_thw"])
-        merge = self.model.config.vision_config.spatial_merge_size
-        sides = [int(side) for side in grid.flat]
-        # Python's numbers: these may be of any size.
-        if grid.shape != (1, 3) or min(sides) < 1:
-            raise ValueError("an image has no grid of patches")
-        if sides[0] * (sides[1] // merge) * (sides[2] // merge) != len(image.places):
-            raise ValueError("an image has another number of places than its grid")
-        return grid
-
-    def _embedded(self, tokens: mx.array, places: list[int]) -> dict[str, Any]:
-        embedded = self.model.get_input_embeddings(tokens).inputs_embeds
-        given = [each.embeddings for each in self._given if each.embeddings is not None]
-        flat = embedded.reshape(-1, embedded.shape[-1])
-        width = flat.shape[-1]
-        where, new = mx.array(places), mx.concatenate(given).astype(flat.dtype)
-        flat[where] = new[:, :width]
-        arguments: dict[str, Any] = {"inputs_embeds": flat.reshape(embedded.shape)}
-        if self._family.deepstack:
-            layers = range(width, new.shape[-1], width)
-            arguments["visual_pos_masks"] = where
-            arguments["deepstack_visual_embeds"] = [new[:, a : a + width] for a in layers]
-        return arguments
-
-    def _positions(self, tokens: mx.array, cache: Any) -> mx.array:
-        """The positions ``[axes, rows, step]`` of a step's tokens."""
-        rows, step = tokens.shape
-        offset = mx.array(cache[0].offset).reshape(-1, 1)
-        places = mx.broadcast_to(offset + mx.arange(step), (rows, step))
-        axes = self._family.axes
-        if all(each.is_plain for each in self._given):
-            return mx.broadcast_to(places, (axes, rows, step))
-        shifts = shifts_of(self._given, axes).reshape(axes, rows, step)
-        return places + mx.array(shifts)
+        return self._positions.shifts(prompt, images) if self._positions else None
 
 
-def _numpy(array: Any) -> np.ndarray[Any, Any]:
-    return np.frombuffer(array.data, array.dtype).reshape(array.shape)
+def _runs(places: Sequence[int], count: int) -> mx.array:
+    """The number of the run of images' tokens that each of ``[1, count]`` tokens is in, or 0."""
+    runs = np.zeros((1, count), np.int32)
+    steps = np.diff(places, prepend=places[0] - 1) > 1
+    runs[0, places] = 1 + np.cumsum(steps)
+    return mx.array(runs)
 
 
 def _as_mlx_lm(cache: Any) -> Any:
@@ -194,6 +183,14 @@ def _as_mlx_lm(cache: Any) -> Any:
         case "CacheList":
             return lm_cache.CacheList(*map(_as_mlx_lm, cache.caches))
     return cache
+
+
+def _as_mlx_vlm(caches: Any) -> Any:
+    """The layers of a step, in mlx-vlm's lists where a layer has several."""
+    if not any(type(cache) is lm_cache.CacheList for cache in caches or ()):
+        return caches
+    kind = _vlm_caches().CacheList
+    return [kind(*c.caches) if type(c) is lm_cache.CacheList else c for c in caches]
 
 
 def _vlm_caches() -> Any:

@@ -16,7 +16,7 @@ from PIL import Image
 from chairlift.engine.errors import ModelError, RequestError
 from chairlift.engine.messages import Array, ImagePrompt, ImageSource, PromptImage
 from chairlift.engine.model.vision.decoding import decode
-from chairlift.engine.model.vision.families import Processing, processing_of
+from chairlift.engine.model.vision.processing import Processing, processing_of
 
 # What processors return besides the arrays of images.
 _OF_TEXT = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
@@ -107,7 +107,10 @@ def load_processor(folder: str, model_type: str, trust_remote_code: bool) -> Pro
         processor = AutoProcessor.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except Exception as error:  # transformers raises any of its parsers' exceptions
         reason = " ".join(str(error).split())[:300]
-        raise ModelError(f"{folder}: the image processor cannot be loaded: {reason}") from error
+        raise ModelError(
+            f"{folder}: the image processor cannot be loaded: {reason}; "
+            "with --text-only, the model is served without images"
+        ) from error
     config = json.loads((Path(folder) / "config.json").read_bytes())
     known = (config.get(key) for key in _IMAGE_KEYS)
     image_id = next((each for each in known if type(each) is int), None)
@@ -115,7 +118,10 @@ def load_processor(folder: str, model_type: str, trust_remote_code: bool) -> Pro
     image_id = getattr(processor, "img_context_token_id", image_id)
     if image_id is None:
         raise ModelError(f"{folder}/config.json: lacks 'image_token_id'")
-    return Processor(processor, image_id, processing_of(model_type))
+    processing = processing_of(model_type)
+    if not processing.mark and not getattr(processor, "image_token", None):
+        raise ModelError(f"{folder}: the image processor has no token for images")
+    return Processor(processor, image_id, processing)
 
 
 def mark_of(processor: Processor) -> str:

@@ -20,6 +20,7 @@ class PromptImages:
         shifts: the positions of the prompt's tokens minus their places, ``[axes, tokens]``; None
             if they are the same.
         embeddings: returns the embeddings of an image with these tokens.
+        both_ways: an image's tokens also see those behind them.
 
     Attributes:
         shift: the position of each token behind the prompt, minus its place.
@@ -31,11 +32,14 @@ class PromptImages:
         images: Sequence[PromptImage],
         shifts: Positions | None,
         embeddings: Callable[[PromptImage, Sequence[int]], mx.array],
+        both_ways: bool = False,
     ) -> None:
         self._prompt = prompt
         self._images = images
         self._shifts = shifts
         self._embeddings = embeddings
+        # Tokens that have to be in one model call.
+        self.uncut = _runs(images) if both_ways else ()
         self.shift = 0 if shifts is None else _shift_behind(shifts)
 
     def inputs(self, start: int, count: int, padded: int) -> TokenInputs:
@@ -56,6 +60,10 @@ class PromptImages:
             padded, self._shift_of(start, count), places, mx.concatenate(parts) if parts else None
         )
 
+    def sees_ahead(self, start: int, count: int) -> bool:
+        """Whether one of the tokens ``[start, start + count)`` sees those behind it."""
+        return any(run.start < start + count and start < run.stop for run in self.uncut)
+
     def _shift_of(self, start: int, count: int) -> int | Positions:
         if self._shifts is None or start >= self._shifts.shape[1]:
             return self.shift
@@ -67,6 +75,17 @@ class PromptImages:
         shifts[:, : known.shape[1]] = known
         shifts[:, known.shape[1] :] = self.shift
         return shifts
+
+
+def _runs(images: Sequence[PromptImage]) -> tuple[range, ...]:
+    """The successive tokens of images."""
+    runs: list[range] = []
+    for place in (place for image in images for place in image.places):
+        if runs and runs[-1].stop == place:
+            runs[-1] = range(runs[-1].start, place + 1)
+        else:
+            runs.append(range(place, place + 1))
+    return tuple(runs)
 
 
 def _shift_behind(shifts: Positions) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -32,6 +33,21 @@ class TokenInputs(NamedTuple):
     def is_plain(self) -> bool:
         """Whether these are a text's tokens at their own positions."""
         return not self.places and isinstance(self.shift, int) and self.shift == 0
+
+
+# A context for model calls with these tokens, in the order of the flat input.
+Given = Callable[[Sequence[TokenInputs]], AbstractContextManager[None]]
+
+
+def no_inputs(inputs: Sequence[TokenInputs]) -> AbstractContextManager[None]:
+    """The context of models that take tokens only."""
+    return nullcontext()
+
+
+def given_of(model: Any) -> Given:
+    """Tells ``model`` what tokens bring besides their ids; only models that see take it."""
+    given: Given = getattr(model, "given", no_inputs)
+    return given
 
 
 def row_inputs(counts: Sequence[int], shifts: Sequence[int]) -> list[TokenInputs]:

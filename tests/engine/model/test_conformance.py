@@ -6,7 +6,7 @@ import pytest
 from conformance.check import Result, check
 from conformance.configs import model_names, reason_not_applicable, tiny_config
 from conformance.overrides import HELPERS, NOT_APPLICABLE, OVERRIDES
-from conformance.report import passes, report
+from conformance.report import TEXT_PAGE, passes, report
 from conformance.schedule import random_schedule
 from conformance.values import WINDOW
 from conformance.weights import tiny_model
@@ -90,12 +90,12 @@ def test_the_report_counts_results_and_lists_each() -> None:
         Result("A", "failed", "1 KVCache", "ValueError: x|y"),
         Result("c", "not applicable", detail="no"),
     ]
-    text = report(results)
+    text = report(results, TEXT_PAGE)
     assert "**1 of 2 applicable model files pass (50.0%); 1 fail, 1 are not applicable.**" in text
     assert text.splitlines()[-3:] == [
         "| A | failed | 1 KVCache | ValueError: x\\|y |",
         "| b | passed | 2 KVCache |  |",
         "| c | not applicable |  | no |",
     ]
-    assert not passes(results)
-    assert passes([results[0]] * 19 + results)
+    assert not passes(results, TEXT_PAGE)
+    assert passes([results[0]] * 19 + results, TEXT_PAGE)

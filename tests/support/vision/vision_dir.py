@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
+from conformance.vision.configs import tiny_config, tiny_model
 from mlx.utils import tree_flatten
 from PIL import Image
 from support.tiny import EOS_ID, SPECIALS, tiny_tokenizer
@@ -34,6 +35,8 @@ _TOKENS = [
     "<|video_pad|>",
     "<|vision_start|>",
     "<|vision_end|>",
+    "<|image|>",
+    "<|IMG_PATCH|>",
 ]
 
 
@@ -168,19 +171,84 @@ PROCESSORS["internvl_chat"] = ProcessorFiles(
 PROCESSORS["qwen3_vl_moe"] = PROCESSORS["qwen3_vl"]
 
 
+# Of types whose tiny instances are those of the conformance checks.
+MORE_PROCESSORS: dict[str, ProcessorFiles] = {
+    "aya_vision": ProcessorFiles(
+        {
+            "image_processor_type": "GotOcr2ImageProcessor",
+            "size": {"height": 16, "width": 16},
+            "crop_to_patches": False,
+            "image_mean": _HALF,
+            "image_std": _HALF,
+        },
+        {
+            "processor_class": "AyaVisionProcessor",
+            "patch_size": 4,
+            "img_size": 16,
+            "downsample_factor": 2,
+            "image_token": "<image>",
+        },
+        "<|IMG_PATCH|>",
+        "<image>",
+    ),
+    "glm4v": ProcessorFiles(
+        {
+            "image_processor_type": "Glm4vImageProcessor",
+            "patch_size": 4,
+            "merge_size": 2,
+            "temporal_patch_size": 2,
+            "size": {"shortest_edge": 64, "longest_edge": 2048},
+        },
+        {"processor_class": "Glm46VProcessor"},
+        "<|image|>",
+        "<|image|>",
+    ),
+    "idefics2": ProcessorFiles(
+        {
+            "image_processor_type": "Idefics2ImageProcessor",
+            "size": {"longest_edge": 16, "shortest_edge": 8},
+            "do_image_splitting": False,
+            "image_mean": _HALF,
+            "image_std": _HALF,
+        },
+        {"processor_class": "Idefics2Processor", "image_seq_len": 4},
+        "<image>",
+        "<image>",
+    ),
+    "lfm2_vl": ProcessorFiles(
+        {
+            "image_processor_type": "Lfm2VlImageProcessor",
+            "encoder_patch_size": 4,
+            "tile_size": 16,
+            "min_image_tokens": 1,
+            "max_image_tokens": 8,
+            "min_tiles": 1,
+            "max_tiles": 1,
+        },
+        {"processor_class": "Lfm2VlProcessor"},
+        "<image>",
+        "<image>",
+    ),
+    "qwen3_5": PROCESSORS["qwen3_vl"],
+    "qwen3_5_moe": PROCESSORS["qwen3_vl"],
+}
+for _name in ("glm4v_moe", "glm_ocr"):
+    MORE_PROCESSORS[_name] = MORE_PROCESSORS["glm4v"]
+
+
 def vision_dir(
     tmp_path: Path, model_type: str, *, seed: int = 0, template_takes_parts: bool = True
 ) -> Path:
     """Writes a directory of a tiny random model under ``tmp_path``."""
     path = tmp_path / f"tiny-{model_type}"
     path.mkdir(parents=True)
-    files = PROCESSORS[model_type]
+    files = (PROCESSORS | MORE_PROCESSORS)[model_type]
     tokenizer = tiny_tokenizer()
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in _TOKENS])
     ids = {token: tokenizer.token_to_id(token) for token in _TOKENS}
     config: dict[str, Any] = {
         "model_type": model_type,
-        **CONFIGS[model_type],
+        **(CONFIGS.get(model_type) or tiny_config(model_type)),
         "eos_token_id": EOS_ID,
         "image_token_id": ids[files.token],
         "image_token_index": ids[files.token],
@@ -192,7 +260,7 @@ def vision_dir(
             "video_token_id": ids["<|video_pad|>"],
         }
     _write(path / "config.json", config)
-    model = vlm_model(model_type, seed)
+    model = vlm_model(model_type, seed) if model_type in CONFIGS else tiny_model(model_type, seed)
     weights = dict(tree_flatten(model.parameters()))
     mx.save_safetensors(str(path / "model.safetensors"), weights, metadata={"format": "mlx"})
     tokenizer.save(str(path / "tokenizer.json"))
@@ -203,9 +271,9 @@ def vision_dir(
         "chat_template": chat_template(files.mark if template_takes_parts else None),
         "clean_up_tokenization_spaces": False,
     }
-    if model_type == "gemma3":
+    if model_type.startswith("gemma"):
         settings |= {
-            "image_token": "<image_soft_token>",
+            "image_token": files.token,
             "boi_token": "<start_of_image>",
             "eoi_token": "<end_of_image>",
         }

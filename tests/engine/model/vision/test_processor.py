@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from PIL import Image
 from support.vision.tiny_vision import numpy_of
-from support.vision.vision_dir import PROCESSORS, picture, vision_dir
+from support.vision.vision_dir import MORE_PROCESSORS, PROCESSORS, picture, vision_dir
 
 from chairlift.engine.errors import ModelError, RequestError
 from chairlift.engine.messages import ImagePrompt, ImageSource
 from chairlift.engine.model.vision.loading import load_vision_model
 from chairlift.engine.model.vision.processor import Processor, load_processor, prepare
 
+ALL = PROCESSORS | MORE_PROCESSORS
 SIZES = [(40, 24), (20, 30), (16, 16), (64, 8)]
 
 
@@ -38,7 +39,7 @@ def _prepared(processor: Processor, mark: str, seeds: list[int]) -> tuple[str, I
     return text, prepare(processor, text, [ImageSource(f, "image/png", "auto") for f in files])
 
 
-@pytest.mark.parametrize("model_type", PROCESSORS)
+@pytest.mark.parametrize("model_type", ALL)
 @pytest.mark.parametrize("size", SIZES)
 def test_embeddings_are_those_of_mlx_vlm(
     folder: Path, model_type: str, size: tuple[int, int]
@@ -46,9 +47,7 @@ def test_embeddings_are_those_of_mlx_vlm(
     from mlx_vlm.utils import prepare_inputs
 
     path, processor = _loaded(folder, model_type)
-    text, (tokens, (image,)) = _prepared(
-        processor, PROCESSORS[model_type].mark, [SIZES.index(size)]
-    )
+    text, (tokens, (image,)) = _prepared(processor, ALL[model_type].mark, [SIZES.index(size)])
     model = load_vision_model(path, model_type)
     own = model.embeddings(image, tokens[image.span])
     if model_type == "llava":
@@ -71,10 +70,10 @@ def _image(size: tuple[int, int]) -> Image.Image:
     return Image.open(io.BytesIO(picture(SIZES.index(size), *size))).convert("RGB")
 
 
-@pytest.mark.parametrize("model_type", PROCESSORS)
+@pytest.mark.parametrize("model_type", ALL)
 def test_several_images_are_each_as_alone(folder: Path, model_type: str) -> None:
     _, processor = _loaded(folder, model_type)
-    mark = PROCESSORS[model_type].mark
+    mark = ALL[model_type].mark
     _, (tokens, images) = _prepared(processor, mark, [0, 1, 0, 3])
     assert [image.digest for image in images].count(images[0].digest) == 2
     assert images[0].digest == images[2].digest

@@ -1,0 +1,50 @@
+"""gemma4: an image's tokens see each other in both directions, wherever a chunk begins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+
+from chairlift.engine.model.adapters.rows import has_rows
+
+
+def batched() -> dict[type, type]:
+    """The classes that replace those of mlx-vlm."""
+    from mlx_vlm.models.gemma4 import language
+
+    base: Any = language.Gemma4TextModel
+
+    class RowModel(base):  # type: ignore[misc]
+        """Takes masks from the caches, which need no positions on the host."""
+
+        def _make_masks(self, h: mx.array, cache: Any, mm_token_type_ids: Any = None) -> Any:
+            """The mask of each layer.
+
+            Args:
+                mm_token_type_ids: ``[1, length]``, the number of the image that each token is in,
+                    from 1 on; None without images.
+            """
+            if not has_rows(cache[0]):
+                return super()._make_masks(h, cache, mm_token_type_ids)
+            masks: dict[str, Any] = {}
+            for layer, layer_cache in zip(self.layers, cache, strict=True):
+                kind = layer.layer_type
+                if kind not in masks:
+                    window = self.window_size if kind == "sliding_attention" else None
+                    masks[kind] = _mask(h.shape[1], layer_cache, window, mm_token_type_ids)
+            return [masks[layer.layer_type] for layer in self.layers]
+
+    return {base: RowModel}
+
+
+def _mask(length: int, cache: Any, window: int | None, runs: mx.array | None) -> Any:
+    if runs is None:
+        return cache.make_mask(length, window_size=window)
+    seen = cache.make_mask(length, window_size=window, return_array=True)
+    # Which of the chunk's tokens is in a column, by query: [1, length, columns].
+    column = mx.arange(length)[:, None] - cache.ring.behind(length)
+    inside = (column >= 0) & (column < length)
+    run = runs[0][mx.clip(column, 0, length - 1)]
+    own = runs[0][:, None]
+    return seen | (inside & (run == own) & (own > 0))[:, None]

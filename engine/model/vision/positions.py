@@ -1,0 +1,137 @@
+"""The positions of tokens for models whose positions are not their places in the sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from chairlift.engine.messages import PromptImage
+from chairlift.engine.model.vision.families import Family
+from chairlift.engine.model.vision.image_inputs import numpy_of
+from chairlift.engine.model.vision.token_inputs import Positions, TokenInputs, shifts_of
+
+
+class TokenPositions:
+    """Computes the positions of a prompt's tokens, and those of a step.
+
+    Args:
+        model: mlx-vlm's model.
+    """
+
+    def __init__(self, model: Any, family: Family) -> None:
+        self._model = model
+        self._language_model = model.language_model
+        self._config = getattr(model.config, "thinker_config", model.config)
+        self._family = family
+        self._axes = _axes(model.language_model, family)
+
+    def shifts(self, prompt: Sequence[int], images: Sequence[PromptImage]) -> Positions | None:
+        """The positions of a prompt's tokens minus their places, ``[axes, tokens]``.
+
+        None if images do not change them.
+
+        Raises:
+            ValueError: an image has another number of places than its grid.
+        """
+        if self._family.positions == "equal":
+            return None
+        match self._family.positions:
+            case "canvas":
+                positions = self._on_canvas(prompt, images)
+            case "xdrope":
+                positions = self._xdrope(prompt, images)
+            case _:
+                grids = mx.array(self._grids(images))
+                tokens = mx.array([list(prompt)], mx.int32)
+                positions, _ = self._language_model.get_rope_index(tokens, grids)
+                positions = mx.moveaxis(positions, self._family.axis, 0)
+        by_axis = np.asarray(positions)
+        # A text's positions may be the same for all axes.
+        by_axis = by_axis[:, 0] if by_axis.ndim == 3 else by_axis
+        shifts = np.broadcast_to(by_axis, (self._axes, len(prompt))) - np.arange(len(prompt))
+        return shifts.astype(np.int32)
+
+    def of_step(self, shape: Sequence[int], cache: Any, given: Sequence[TokenInputs]) -> mx.array:
+        """The positions of a step's tokens, ``[axes, rows, step]`` or as the model has them."""
+        rows, step = shape
+        offset = mx.array(_offset(cache)).reshape(-1, 1)
+        places = mx.broadcast_to(offset + mx.arange(step), (rows, step))
+        if self._axes == 1:
+            return places
+        if all(each.is_plain for each in given):
+            positions = mx.broadcast_to(places, (self._axes, rows, step))
+        else:
+            shifts = shifts_of(given, self._axes).reshape(self._axes, rows, step)
+            positions = places + mx.array(shifts)
+        return mx.moveaxis(positions, 0, self._family.axis)
+
+    def _grids(self, images: Sequence[PromptImage], extra: tuple[int, int] = (0, 0)) -> Any:
+        """The images' patches in time, height and width, ``[images, 3]``.
+
+        Args:
+            extra: further tokens of each row of patches, and of each image.
+        """
+        return np.concatenate([self._grid(image, *extra) for image in images])
+
+    def _grid(self, image: PromptImage, by_row: int, by_image: int) -> np.ndarray[Any, Any]:
+        if "image_grid_thw" not in image.arrays:
+            raise ValueError("an image has no grid of patches")
+        grid = numpy_of(image.arrays["image_grid_thw"])
+        merge = self._config.vision_config.spatial_merge_size
+        # Python's numbers: these may be of any size.
+        sides = [int(side) for side in grid.flat]
+        if grid.shape != (1, 3) or min(sides) < 1:
+            raise ValueError("an image has no grid of patches")
+        tokens = sides[0] * (sides[1] // merge) * (sides[2] // merge + by_row) + by_image
+        if tokens != len(image.places):
+            raise ValueError("an image has another number of places than its grid")
+        return grid
+
+    def _xdrope(self, prompt: Sequence[int], images: Sequence[PromptImage]) -> Any:
+        positions = self._language_model.get_xdrope_input_positions(
+            list(prompt),
+            mx.array(self._grids(images, extra=(1, 2))),
+            self._config.image_token_id,
+            self._config.vision_config.spatial_merge_size,
+        )
+        # mlx-vlm computes a prompt's last token by itself, where only its place counts.
+        positions[:, -1] = len(prompt) - 1
+        return positions
+
+    def _on_canvas(self, prompt: Sequence[int], images: Sequence[PromptImage]) -> Any:
+        from mlx_vlm.models.minicpmv4_7.rope import CanvasRoPE
+
+        is_image = np.zeros((1, len(prompt)), np.int64)
+        sizes = []
+        for image in images:
+            is_image[0, image.places] = 1
+            sizes.append(numpy_of(image.arrays["tgt_sizes"]).reshape(-1, 2))
+        factor = 2 if self._config.downsample_mode == "4x" else 4
+        grids = np.concatenate(sizes)
+        tokens = sum(int(height) // factor * (int(width) // factor) for height, width in grids)
+        if grids.min() < 1 or tokens != is_image.sum():
+            raise ValueError("an image has another number of places than its grid")
+        positions, _ = CanvasRoPE(self._config).get_rope_index(
+            np.array([list(prompt)]),
+            mm_token_type_ids=is_image,
+            target_sizes=grids,
+            target_sizes_videos=np.empty((0,)),
+        )
+        return positions
+
+
+def _axes(language_model: Any, family: Family) -> int:
+    """The numbers that make the position of a token."""
+    if family.positions == "xdrope":
+        return len(language_model.args.rope_scaling["xdrope_section"])
+    # Some types have M-RoPE in some models only.
+    rotary = getattr(language_model.model, "rotary_emb", None)
+    return 1 if getattr(rotary, "position_selector", True) is None else 3
+
+
+def _offset(caches: Sequence[Any]) -> Any:
+    """The positions of a step's first tokens, by the first layer that counts them."""
+    return next(cache.offset for cache in caches if hasattr(cache, "offset"))

@@ -1,0 +1,76 @@
+"""All packages of mlx-vlm that take images, and why some of them cannot be checked."""
+
+from __future__ import annotations
+
+import pkgutil
+from pathlib import Path
+
+from conformance.vision import crops, grids, squares
+
+TYPES = {**crops.TYPES, **grids.TYPES, **squares.TYPES}
+
+_CHOOSES = "it chooses among given answers"
+_EMBEDS = "it makes embeddings, no text"
+_SEES = "it finds objects, masks or depths, no text"
+_CROSS = "its layers attend across to the image, with caches that no row shares"
+NOT_APPLICABLE: dict[str, str] = {
+    "clef": _CHOOSES,
+    "colidefics3": _EMBEDS,
+    "colqwen2_5": _EMBEDS,
+    "d1": _CHOOSES,
+    "d1_omni": _CHOOSES,
+    "diffusion_gemma": "its text is made by diffusion",
+    "embedding_gemma2": _EMBEDS,
+    "florence2": _CROSS,
+    "indic_ocr": "a pipeline of detectors and recognizers without a language model",
+    "llama_nemotron_vl_embedding": _EMBEDS,
+    "mistral_large3": "mlx-vlm's language model ignores the embeddings of images",
+    "mllama": _CROSS,
+    "moge3": _SEES,
+    "muse_spark": "mlx-vlm cannot run it here: its layers have Metal kernels only",
+    "nemotron_parse": _CROSS,
+    "pp_doclayout_v3": _SEES,
+    "qwen3_vl_embedding": _EMBEDS,
+    "qwen_image": "it makes images",
+    "rfdetr": _SEES,
+    "rt_detr_v2": _SEES,
+    "sam3": _SEES,
+    "sam3_1": _SEES,
+    "sam3d_body": _SEES,
+    "sam3d_objects": _SEES,
+    "siglip": _EMBEDS,
+    "video_depth_anything": _SEES,
+}
+_OWN_CACHE = "its caches are of a kind of mlx-vlm's own"
+_BOTH_WAYS = "tokens of an image see those behind them"
+# Why a type fails that is not even tried.
+NOT_TRIED: dict[str, str] = {
+    "deepseek_v4": f"{_OWN_CACHE} (PoolingCache)",
+    "deepseek_v41": f"{_OWN_CACHE} (DeepseekV41Cache)",
+    "falcon_ocr": _BOTH_WAYS,
+    "falcon_perception": "a token brings coordinates besides its id",
+    "gemma3n": "mlx-vlm scales the embeddings of generated tokens, but not those of prompts",
+    "glm5_next": f"{_OWN_CACHE} (PoolingCache)",
+    "minimax_m3_vl": f"{_OWN_CACHE} (MiniMaxM3KVCache)",
+    "molmo_point": "a token's logits include those of places in the image",
+    "paligemma": "all tokens of a prompt see those behind them",
+    "phi4mm": "images change the weights (LoRA) of their request",
+    "qwen4_exp": f"{_OWN_CACHE} (QSAKVCache)",
+    "unlimited_ocr": f"{_OWN_CACHE} (RingSlidingKVCache)",
+}
+
+
+def type_names() -> list[str]:
+    """The packages of the installed mlx-vlm with code for images, in order."""
+    import mlx_vlm.models
+
+    root = Path(mlx_vlm.models.__path__[0])
+    packages = [each.name for each in pkgutil.iter_modules([str(root)]) if each.ispkg]
+    return [name for name in sorted(packages) if _takes_images(root / name)]
+
+
+def _takes_images(package: Path) -> bool:
+    if (package / "vision.py").exists():
+        return True
+    texts = [path.read_text() for path in package.glob("*.py")]
+    return any(word in text for text in texts for word in ("VisionConfig", "ImageProcessor"))
