@@ -135,8 +135,12 @@ class Sequence:
 
     @property
     def bypasses_prefix_cache(self) -> bool:
-        """Whether every prompt position has to be computed, so that a cached prefix cannot help."""
-        return self.scored or self.pooling == "mean"
+        """Whether every prompt position has to be computed, so that a cached prefix cannot help.
+
+        Where all of a prompt is in one chunk, its tokens see each other: no prefix is another's.
+        """
+        whole = (range(self.prompt_tokens),)
+        return self.scored or self.pooling == "mean" or self.uncut == whole
 
     @property
     def choices(self) -> list[int]:

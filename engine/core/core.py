@@ -180,16 +180,13 @@ class EngineCore:
             self.grammars.begin(request)
             if request.images:
                 check_submit(request, self.requests.vocabulary)
-                self.images.begin(request.request_id, request.prompt, request.images)
-            uncut = self._uncut(request)
-            sequences = self.requests.add(request)
+            self.images.begin(request.request_id, request.prompt, request.images)
+            sequences = self.requests.add(request, self._uncut(request))
         except Exception as error:  # of any type: the cause is this request
             self.grammars.drop(request.request_id)
             self.images.drop(request.request_id)
             self.outputs.refuse(request, error)
             return
-        for sequence in sequences:
-            sequence.uncut = uncut
         # NOTE: fetch only once, because resumed choices share their prefix.
         self.prefixes.fetch(sequences[0])
         if request.images:
@@ -203,15 +200,24 @@ class EngineCore:
         """The prompt tokens of a request that have to be in one chunk.
 
         Raises:
-            ValueError: there are more of them than a step computes beside all rows.
+            ValueError: there are more of them than a step computes beside all rows; or they are the
+                whole prompt, whose tokens then have no log-probabilities.
         """
         images = self.images.of(request.request_id)
-        if images is None:
+        if images is None or not images.uncut:
             return ()
         limits = self.scheduler.limits
         most = limits.max_step_tokens - limits.max_rows
-        if (longest := max(map(len, images.uncut), default=0)) > most:
-            raise ValueError(f"an image has {longest} tokens, and a step computes {most}")
+        is_prompt = images.uncut == (range(len(request.prompt)),)
+        if request.prompt_logprobs is not None:
+            if is_prompt:
+                raise ValueError(
+                    "prompt_logprobs: this model's prompts see what follows each token"
+                )
+            most = min(most, limits.max_scored)
+        if (longest := max(map(len, images.uncut))) > most:
+            whole = "the prompt" if is_prompt else "an image"
+            raise ValueError(f"{whole} has {longest} tokens, and a step computes {most}")
         return images.uncut
 
     def compile(self) -> None:

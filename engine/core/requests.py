@@ -89,11 +89,14 @@ class Requests:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._requests
 
-    def add(self, submit: Submit) -> list[Sequence]:
+    def add(self, submit: Submit, uncut: tuple[range, ...] = ()) -> list[Sequence]:
         """Registers a request, and returns its sequences.
 
         A new request has one sequence, which stands for all its choices until its prompt is
         computed. A resumed request has one sequence for each choice.
+
+        Args:
+            uncut: see ``Sequence``.
 
         Raises:
             ValueError: a number in it is out of its range, or its adapter is not loaded.
@@ -114,7 +117,8 @@ class Requests:
             replay=submit.replay,
             prompt_logprobs=submit.prompt_logprobs,
             pooling=submit.pooling,
-            keys=prompt_keys(submit.prompt, submit.images) if submit.images else None,
+            keys=prompt_keys(submit.prompt, submit.images, uncut) if submit.images else None,
+            uncut=uncut,
         )
         sequences = [_resume(sequence, choice) for choice in submit.resumed] or [sequence]
         self._check(request, sequences)

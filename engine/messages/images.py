@@ -63,16 +63,27 @@ class ImagePrompt(NamedTuple):
     images: tuple[PromptImage, ...] = ()
 
 
-def prompt_keys(prompt: Sequence[int], images: Sequence[PromptImage]) -> array[int]:
+def prompt_keys(
+    prompt: Sequence[int], images: Sequence[PromptImage], together: Sequence[range] = ()
+) -> array[int]:
     """The prompt with a number of its own in place of each token of an image.
 
     Prompts with equal keys have equal embeddings, so the prefix cache compares these. The numbers
     are negative, hence no token ids, and follow from the image's digest.
+
+    Args:
+        together: tokens that see each other. Those in front of an image, which see it, have such
+            numbers, too.
     """
     keys = array("q", prompt)
+    end = 0
     for image in images:
-        stream = hashlib.shake_128(image.digest).digest(4 * len(image.places))
-        for number, place in enumerate(image.places):
+        first = image.places[0]
+        seeing = [max(run.start, end) for run in together if first in run]
+        places = [*range(min(seeing, default=first), first), *image.places]
+        end = places[-1] + 1
+        stream = hashlib.shake_128(image.digest).digest(4 * len(places))
+        for number, place in enumerate(places):
             drawn = int.from_bytes(stream[4 * number : 4 * number + 4], "little")
             # Files of prefixes contain tokens of 32 bits.
             keys[place] = -1 - (drawn >> 1)

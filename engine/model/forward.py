@@ -31,7 +31,7 @@ class Chunk(NamedTuple):
         scored: the logits of this many first tokens are needed as well, for prompt logprobs.
         pooled: the hidden states of all tokens are needed.
         adapter: the slot of its adapter.
-        images: the images of its prompt; None if it has none.
+        images: the images of its prompt, see ``ImageEncoder.of``.
     """
 
     cache: Cache
@@ -41,6 +41,11 @@ class Chunk(NamedTuple):
     pooled: bool = False
     adapter: Slot = None
     images: PromptImages | None = None
+
+    @property
+    def sees_ahead(self) -> bool:
+        """Whether one of the tokens sees those behind it, so that one call has to compute them."""
+        return bool(self.images and self.images.sees_ahead(self.cache.offsets[0], len(self.tokens)))
 
     def inputs(self, count: int, padded: int) -> TokenInputs:
         """What the next ``count`` tokens of the cache bring, padded to ``padded`` tokens."""
@@ -174,10 +179,7 @@ class Forward:
             shifts: what images add to each row's position; empty if nothing.
         """
         bands = cast("list[BatchCache]", [band for band in bands if len(band)])
-        packs = self.packs and not any(
-            chunk.images and chunk.images.sees_ahead(chunk.cache.offsets[0], len(chunk.tokens))
-            for chunk in chunks
-        )
+        packs = self.packs and not any(chunk.sees_ahead for chunk in chunks)
         if packs and (chunks or drafted or len(bands) > 1):
             return self._packed_call(bands, tokens, chunks, adapters, drafted, shifts)
         logits = []
@@ -245,12 +247,11 @@ class Forward:
             if is_last or not numbers:
                 numbers.append(len(part) - 1)
             positions = mx.array(numbers, mx.int32)
-            run = Run(chunk.adapter, len(part))
             with (
                 self._given([chunk.inputs(len(part), len(part))]),
                 cache.step(len(part)),
                 self._select(positions, axis=1) as seen,
-                self.routing.of([run]),
+                self.routing.of([Run(chunk.adapter, len(part))]),
             ):
                 tokens = self._after(last, mx.array([part], mx.int32))
                 last = result = self._model(tokens, cache=cache.layers)
@@ -267,7 +268,7 @@ class Forward:
     def _call_tokens(self, chunk: Chunk) -> int:
         """How many tokens of a chunk one model call computes."""
         count = len(chunk.tokens)
-        if self._max_pairs is None:
+        if self._max_pairs is None or chunk.sees_ahead:
             return count
         return min(count, max(1, self._max_pairs // (chunk.cache.offsets[0] + count)))
 

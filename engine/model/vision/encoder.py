@@ -81,19 +81,21 @@ class ImageEncoder:
         return sum(embeddings.nbytes for embeddings in self._kept.values())
 
     def begin(self, request_id: str, prompt: Sequence[int], images: Sequence[PromptImage]) -> None:
-        """Registers a request's images.
+        """Registers a request's images, also that it has none, if its tokens see those behind them.
 
         Raises:
             ValueError: the model does not see, or an image does not fit it.
         """
-        if not images:
-            return
         if self._model is None:
-            raise ValueError("this model takes no images")
-        shifts = self._model.shifts(prompt, images)
-        self._requests[request_id] = PromptImages(
-            *(prompt, images, shifts, self.embeddings, self._model.both_ways)
-        )
+            if images:
+                raise ValueError("this model takes no images")
+            return
+        uncut = self._model.together.runs(prompt, images)
+        if images or uncut:
+            shifts = self._model.shifts(prompt, images) if images else None
+            self._requests[request_id] = PromptImages(
+                *(prompt, images, shifts, self.embeddings, uncut)
+            )
 
     def await_images(
         self, request_id: str, prompt: Sequence[int], images: Sequence[PromptImage], computed: int
@@ -108,11 +110,11 @@ class ImageEncoder:
             self._waiting[request_id] = _Waiting(prompt, missing)
 
     def of(self, request_id: str) -> PromptImages | None:
-        """A request's images; None if it has none."""
+        """A request's images; None if it is not registered."""
         return self._requests.get(request_id)
 
     def __len__(self) -> int:
-        """The number of unfinished requests with images."""
+        """The number of unfinished requests that are registered."""
         return len(self._requests)
 
     def is_awaited(self, request_id: str) -> bool:

@@ -15,7 +15,7 @@ class Family:
     Attributes:
         positions: what the position of a token is: its place in the sequence; M-RoPE by the grids
             of images; M-RoPE with the same number for all axes; HunyuanVL's XD-RoPE; MiniCPM-V's
-            canvas.
+            canvas; the same for all tokens of an image.
         axis: which axis of the positions has the numbers that make one.
         deepstack: images also add embeddings to the hidden states of some layers, in the form that
             the type of this name has.
@@ -26,11 +26,14 @@ class Family:
         lead: embeddings in front of the image's that mlx-vlm's code adds to its tokens.
         closes: mlx-vlm's code counts images by two tokens at their ends.
         derived: the parameter that says where an image's tokens are.
+        together: tokens that see each other, also those behind them: those of an image; also the
+            special ones in front of it; all of a prompt.
+        has_plane: an image's tokens also have positions in height and width.
         has_table: tokens' embeddings are those of the embedding layer. Others have them from
             ``get_input_embeddings``.
     """
 
-    positions: Literal["place", "grid", "equal", "xdrope", "canvas"] = "place"
+    positions: Literal["place", "grid", "equal", "xdrope", "canvas", "block"] = "place"
     axis: int = 0
     deepstack: Literal["qwen3_vl", "qwen3_omni_moe", "granite4_vision"] | None = None
     marks_places: bool = False
@@ -39,6 +42,8 @@ class Family:
     lead: int = 0
     closes: bool = False
     derived: Literal["images_seq_mask", "image_bound"] | None = None
+    together: Literal["image", "block", "prompt"] | None = None
+    has_plane: bool = False
     has_table: bool = False
 
 
@@ -50,6 +55,7 @@ _ONE = Family(tokens="one")
 _ANY = Family(tokens="any")
 _SEQ_MASK = Family(derived="images_seq_mask")
 _BEHIND_FIRST = Family(lead=1)
+_TOGETHER = Family(together="image")
 
 FAMILIES = {
     "aya_vision": _PLAIN,
@@ -59,10 +65,11 @@ FAMILIES = {
     "deepseekocr_2": _SEQ_MASK,
     "dots_ocr": _PLAIN,
     "ernie4_5_moe_vl": Family("grid", axis=-1),
+    "falcon_ocr": Family("block", together="block", has_plane=True),
     "fastvlm": _ONE,
     "gemma3": _PLAIN,
-    "gemma4": _PLAIN,
-    "gemma4_unified": _PLAIN,
+    "gemma4": _TOGETHER,
+    "gemma4_unified": _TOGETHER,
     "glm4v": _MROPE,
     "glm4v_moe": _MROPE,
     "glm_ocr": _MROPE,
@@ -101,8 +108,10 @@ FAMILIES = {
     "muse_glimmer": _PLAIN,
     "nemotron_h_nano_omni": _PLAIN,
     "paddleocr_vl": _MROPE,
+    "paligemma": Family(together="prompt"),
     "phi3_v": Family(tokens="any", mark=-1),
     "phi4_siglip": Family(tokens="one", mark=-200),
+    "phi4mm": _ONE,
     "pixtral": _PLAIN,
     "plamo2vl": _PLAIN,
     "prism_hadamard_qwen35": _MROPE_TABLE,
@@ -128,6 +137,7 @@ UNPREPARED = frozenset(
         "deepseekocr",
         "deepseekocr_2",
         "ernie4_5_moe_vl",
+        "falcon_ocr",
         "fastvlm",
         "gemma4_unified",
         "got",
@@ -147,8 +157,10 @@ UNPREPARED = frozenset(
         "moondream2",
         "moondream3",
         "multi_modality",
+        "paligemma",
         "phi3_v",
         "phi4_siglip",
+        "phi4mm",
         "plamo2vl",
         "youtu_vl",
     }

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 from mlx.nn.layers.base import Module
 from mlx_lm.models import cache as lm_cache
 
@@ -18,6 +17,7 @@ from chairlift.engine.model.vision.image_inputs import ImageInputs
 from chairlift.engine.model.vision.layer_additions import additions_of, layer_additions
 from chairlift.engine.model.vision.positions import TokenPositions
 from chairlift.engine.model.vision.stages import Stages
+from chairlift.engine.model.vision.together import Together
 from chairlift.engine.model.vision.token_inputs import Positions, TokenInputs, places_of
 
 
@@ -30,6 +30,9 @@ class VisionModel(Module):
     Args:
         model: mlx-vlm's model.
         model_type: the name of its module among ``mlx_vlm.models``.
+
+    Attributes:
+        together: which tokens of a prompt see each other.
     """
 
     def __init__(self, model: Any, model_type: str) -> None:
@@ -43,9 +46,7 @@ class VisionModel(Module):
         self._positions = None if family.positions == "place" else TokenPositions(model, family)
         self._additions = layer_additions(model, family)
         self._stages = Stages(model)
-        text = getattr(model.config, "text_config", None)
-        # Whether an image's tokens also see those behind them.
-        self.both_ways = getattr(text, "use_bidirectional_attention", None) == "vision"
+        self.together = Together(model, family)
 
     @property
     def model_type(self) -> str:
@@ -82,21 +83,24 @@ class VisionModel(Module):
         """Logits ``[rows, step, vocabulary]`` of ``tokens``, ``[rows, step]``."""
         cache = _as_mlx_vlm(cache)
         places = places_of(self._given)
+        arguments = self.together.arguments(tokens.shape[1], cache, self._given)
         if not places:
-            return self._logits(tokens, cache, {})
-        arguments = self._embedded(tokens)
+            return self._logits(tokens, cache, arguments)
+        arguments |= self._embedded(tokens)
         flat = arguments["inputs_embeds"].reshape(-1, arguments["inputs_embeds"].shape[-1])
         width = flat.shape[-1]
         given = [each.embeddings for each in self._given if each.embeddings is not None]
-        where, new = mx.array(places), mx.concatenate(given).astype(flat.dtype)
-        flat[where] = new[:, :width]
+        where, new = mx.array(places), mx.concatenate(given)
+        flat[where] = new[:, :width].astype(flat.dtype)
         arguments["inputs_embeds"] = flat.reshape(*tokens.shape, width)
         if self._family.marks_places:
             marked = mx.zeros(flat.shape[:1], mx.bool_)
             marked[where] = True
             arguments["visual_pos_masks"] = marked.reshape(tokens.shape)
-        if self.both_ways:
-            arguments["mm_token_type_ids"] = _runs(places, tokens.size)
+        if self._family.has_plane:
+            plane = mx.zeros((tokens.size, 2))
+            plane[where] = new[:, width:]
+            arguments["pos_hw"] = plane.reshape(*tokens.shape, 2)
         if self._additions is None:
             return self._logits(tokens, cache, arguments)
         columns = range(width, new.shape[-1], width)
@@ -138,7 +142,7 @@ class VisionModel(Module):
 
         Nothing is evaluated, except by models whose code does so. Each array needs the one before.
         The width is the hidden size, or a multiple of it: what follows is added after each of the
-        first layers.
+        first layers. Of types with ``has_plane``, two coordinates follow.
 
         Args:
             own: the tokens of its span of the prompt.
@@ -148,6 +152,8 @@ class VisionModel(Module):
         parts = [self._inputs.at_places(embedded.inputs_embeds, image)]
         if self._additions is not None:
             parts += additions_of(embedded.deepstack_visual_embeds, image, self._family)
+        if self._family.has_plane:
+            parts.append(self._inputs.at_places(embedded.pos_hw, image))
         return [*stages, mx.concatenate(parts, axis=-1)]
 
     def shifts(self, prompt: Sequence[int], images: Sequence[PromptImage]) -> Positions | None:
@@ -156,14 +162,6 @@ class VisionModel(Module):
         None for models whose positions are the places in the sequence.
         """
         return self._positions.shifts(prompt, images) if self._positions else None
-
-
-def _runs(places: Sequence[int], count: int) -> mx.array:
-    """The number of the run of images' tokens that each of ``[1, count]`` tokens is in, or 0."""
-    runs = np.zeros((1, count), np.int32)
-    steps = np.diff(places, prepend=places[0] - 1) > 1
-    runs[0, places] = 1 + np.cumsum(steps)
-    return mx.array(runs)
 
 
 def _as_mlx_lm(cache: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,6 +44,8 @@ class TokenPositions:
                 positions = self._on_canvas(prompt, images)
             case "xdrope":
                 positions = self._xdrope(prompt, images)
+            case "block":
+                positions = self._by_block(prompt, images)
             case _:
                 grids = mx.array(self._grids(images))
                 tokens = mx.array([list(prompt)], mx.int32)
@@ -59,14 +62,12 @@ class TokenPositions:
         rows, step = shape
         offset = mx.array(_offset(cache)).reshape(-1, 1)
         places = mx.broadcast_to(offset + mx.arange(step), (rows, step))
-        if self._axes == 1:
-            return places
         if all(each.is_plain for each in given):
             positions = mx.broadcast_to(places, (self._axes, rows, step))
         else:
             shifts = shifts_of(given, self._axes).reshape(self._axes, rows, step)
             positions = places + mx.array(shifts)
-        return mx.moveaxis(positions, 0, self._family.axis)
+        return positions[0] if self._axes == 1 else mx.moveaxis(positions, 0, self._family.axis)
 
     def _grids(self, images: Sequence[PromptImage], extra: tuple[int, int] = (0, 0)) -> Any:
         """The images' patches in time, height and width, ``[images, 3]``.
@@ -101,6 +102,16 @@ class TokenPositions:
         positions[:, -1] = len(prompt) - 1
         return positions
 
+    def _by_block(self, prompt: Sequence[int], images: Sequence[PromptImage]) -> mx.array:
+        for image in images:
+            grid = image.arrays.get("image_grid_hw")
+            sides = [] if grid is None else [int(side) for side in numpy_of(grid).flat]
+            if len(sides) != 2 or min(sides) < 1 or math.prod(sides) != len(image.places):
+                raise ValueError("an image has another number of places than its grid")
+        positions: mx.array
+        positions, *_ = self._language_model.get_rope_index(mx.array([list(prompt)], mx.int32))
+        return positions[None]
+
     def _on_canvas(self, prompt: Sequence[int], images: Sequence[PromptImage]) -> Any:
         from mlx_vlm.models.minicpmv4_7.rope import CanvasRoPE
 
@@ -127,6 +138,8 @@ def _axes(language_model: Any, family: Family) -> int:
     """The numbers that make the position of a token."""
     if family.positions == "xdrope":
         return len(language_model.args.rope_scaling["xdrope_section"])
+    if family.positions == "block":
+        return 1
     # Some types have M-RoPE in some models only.
     rotary = getattr(language_model.model, "rotary_emb", None)
     return 1 if getattr(rotary, "position_selector", True) is None else 3

@@ -20,7 +20,8 @@ class PromptImages:
         shifts: the positions of the prompt's tokens minus their places, ``[axes, tokens]``; None
             if they are the same.
         embeddings: returns the embeddings of an image with these tokens.
-        both_ways: an image's tokens also see those behind them.
+        uncut: the tokens that see each other, also those behind them, so that one model call has
+            to compute them: successive ones, in order.
 
     Attributes:
         shift: the position of each token behind the prompt, minus its place.
@@ -32,14 +33,13 @@ class PromptImages:
         images: Sequence[PromptImage],
         shifts: Positions | None,
         embeddings: Callable[[PromptImage, Sequence[int]], mx.array],
-        both_ways: bool = False,
+        uncut: tuple[range, ...] = (),
     ) -> None:
         self._prompt = prompt
         self._images = images
         self._shifts = shifts
         self._embeddings = embeddings
-        # Tokens that have to be in one model call.
-        self.uncut = _runs(images) if both_ways else ()
+        self.uncut = uncut
         self.shift = 0 if shifts is None else _shift_behind(shifts)
 
     def inputs(self, start: int, count: int, padded: int) -> TokenInputs:
@@ -53,12 +53,16 @@ class PromptImages:
             inside = [n for n, place in enumerate(image.places) if start <= place < stop]
             if inside:
                 places += [image.places[n] - start for n in inside]
-                embeddings = self._embeddings(image, self._prompt[image.span])
+                own = self._embeddings(image, self._prompt[image.span])
                 whole = len(inside) == len(image.places)
-                parts.append(embeddings if whole else embeddings[inside[0] : inside[-1] + 1])
-        return TokenInputs(
-            padded, self._shift_of(start, count), places, mx.concatenate(parts) if parts else None
-        )
+                parts.append(own if whole else own[inside[0] : inside[-1] + 1])
+        together = [
+            range(max(run.start, start) - start, min(run.stop, stop) - start)
+            for run in self.uncut
+            if run.start < stop and start < run.stop
+        ]
+        embeddings = mx.concatenate(parts) if parts else None
+        return TokenInputs(padded, self._shift_of(start, count), places, embeddings, together)
 
     def sees_ahead(self, start: int, count: int) -> bool:
         """Whether one of the tokens ``[start, start + count)`` sees those behind it."""
@@ -75,17 +79,6 @@ class PromptImages:
         shifts[:, : known.shape[1]] = known
         shifts[:, known.shape[1] :] = self.shift
         return shifts
-
-
-def _runs(images: Sequence[PromptImage]) -> tuple[range, ...]:
-    """The successive tokens of images."""
-    runs: list[range] = []
-    for place in (place for image in images for place in image.places):
-        if runs and runs[-1].stop == place:
-            runs[-1] = range(runs[-1].start, place + 1)
-        else:
-            runs.append(range(place, place + 1))
-    return tuple(runs)
 
 
 def _shift_behind(shifts: Positions) -> int:

@@ -22,12 +22,14 @@ class TokenInputs(NamedTuple):
             ``[axes, n]`` for the first n tokens.
         places: which of them are an image's.
         embeddings: ``[places, hidden size]``, in place of these tokens' own; None without places.
+        together: which of them see each other, also those behind them.
     """
 
     tokens: int
     shift: int | Positions = 0
     places: Sequence[int] = ()
     embeddings: mx.array | None = None
+    together: Sequence[range] = ()
 
     @property
     def is_plain(self) -> bool:

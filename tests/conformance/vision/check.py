@@ -24,6 +24,8 @@ TOLERANCE = 1e-3
 REQUESTS = 8
 # A window is 12 tokens; a chunk that is not a multiple of it.
 CHUNK = 20
+# More than the tokens of a prompt that has to be in one chunk.
+WHOLE = 160
 TOP = 5
 
 
@@ -96,7 +98,8 @@ def _compare(model: Any, engine: VisionModel, form: Form, seed: int) -> str | No
     ]
     counts = [draw.randrange(2, 12) for _ in prompts]
     alone = [Solo(model, form, *each) for each in zip(prompts, counts, strict=True)]
-    bench = Bench(engine, rows=6, tokens=CHUNK, prefix=1 << 24, bands=2)
+    tokens = WHOLE if form.whole else CHUNK
+    bench = Bench(engine, rows=6, tokens=tokens, prefix=1 << 24, bands=2)
     for number, (prompt, count) in enumerate(zip(prompts, counts, strict=True)):
         reading = {"images": prompt.images}
         bench.submit(str(number), prompt.tokens, count, reading=reading, logprobs=TOP)
@@ -147,6 +150,9 @@ def _steps(
     arrays = tree_map(mx.array, prompt.arrays)
     pixels = arrays.pop("pixel_values", None)
     mask = mx.ones(tokens.shape, mx.int32)
+    # NOTE: where a text sets none, mlx-vlm would use those of the prompt before.
+    if hasattr(model.language_model, "_rope_deltas"):
+        model.language_model._rope_deltas = None
     if unchunked:
         arrays["prefill_step_size"] = None
     steps = generate_step(tokens, model, pixels, mask, max_tokens=count, temperature=0.0, **arrays)

@@ -28,7 +28,8 @@ class Form:
         most: how many images mlx-vlm's own code takes in one prompt, 3 at most.
         contracted: mlx-vlm takes so many tokens for an image, instead of one for each embedding.
         unchunked: mlx-vlm's generation of prompts in chunks fails.
-        tokens: the tokens of an image with so many embeddings.
+        whole: a prompt has to be in one chunk.
+        lead: mlx-vlm takes an image behind so many tokens only.
     """
 
     make: Callable[[Draw], tuple[Arrays, int]]
@@ -36,10 +37,11 @@ class Form:
     most: int = 3
     contracted: int | None = None
     unchunked: bool = False
+    whole: bool = False
     mark: int = IMAGE_ID
     positions: tuple[str, ...] = ()
     derived: Callable[[list[int]], Arrays] = lambda tokens: {}
-    leads: bool = False
+    lead: int | None = None
     before: tuple[int, ...] = (START_ID,)
     after: tuple[int, ...] = (END_ID,)
 
@@ -72,15 +74,10 @@ def random_prompt(form: Form, draw: random.Random, images: int, seeds: list[int]
                 name: np.where(made[name] < 0, -1, made[name] + start) for name in form.positions
             }
             arrays.append(made | moved)
+        leads = form.lead is not None and images > 0 and number == 0
         fewest = 0 if number < images else 1
-        if form.leads and images:
-            fewest = 1
-        text = [
-            draw.randrange(3, TEXT_VOCAB)
-            for _ in range(
-                1 if form.leads and images and not number else draw.choice([fewest, 3, 20])
-            )
-        ]
+        length = form.lead if leads else draw.choice([fewest, 3, 20])
+        text = [draw.randrange(3, TEXT_VOCAB) for _ in range(length)]
         tokens += text
         theirs += text
     return Prompt(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from support.vision.tiny_vision import CONFIGS
 
 from conformance.vision.forms import grid
-from conformance.vision.special_forms import sized
+from conformance.vision.special_forms import plane, sized
 from conformance.vision.tiny import Tiny
 from conformance.vision.values import END_ID, HIDDEN, IMAGE_ID, PATCH, START_ID, VISION_HIDDEN
 
@@ -58,6 +58,15 @@ TYPES = {
             "hidden_size": HIDDEN,
             "vision_start_token_id": START_ID,
             "image_start_token_id": START_ID,
+        },
+    ),
+    "falcon_ocr": Tiny(
+        # Special tokens in front of the image see it, too.
+        plane(before=(START_ID, 7, 8)),
+        {
+            "spatial_patch_size": PATCH,
+            "image_cls_token_id": START_ID,
+            "img_end_id": END_ID,
         },
     ),
     "glm4v": Tiny(
@@ -187,6 +196,22 @@ TYPES = {
     "phi4_siglip": Tiny(
         sized(3 * PATCH * PATCH, merge=1, contracted=1, mark=-200),
         {"vision_config": {"num_patches": 64}},
+    ),
+    "phi4mm": Tiny(
+        sized(3 * PATCH * PATCH, merge=1, contracted=1),
+        {
+            "audio_processor": {
+                "config": {
+                    "attention_dim": 16,
+                    "attention_heads": 2,
+                    "num_blocks": 1,
+                    "linear_units": 16,
+                    "ext_pw_out_channel": 16,
+                    "depthwise_seperable_out_channel": 16,
+                    "conv_channels": 16,
+                }
+            },
+        },
     ),
     "prism_hadamard_qwen35": Tiny(
         grid(),

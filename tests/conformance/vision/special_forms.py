@@ -192,6 +192,18 @@ def pooled(crop: int, patch: int) -> Form:
     return Form(make, after=(END_ID, END_ID))
 
 
+def plane(before: tuple[int, ...]) -> Form:
+    """One image of any size, in pixels, with the sides of its grid of patches."""
+
+    def make(draw: Draw) -> tuple[Arrays, int]:
+        height, width = draw.integers(1, 4, 2).tolist()
+        pixels = draw.normal(size=(1, PATCH * height, PATCH * width, 3)).astype(np.float32)
+        grid = np.array([[height, width]], np.int32)
+        return {"pixel_values": pixels, "image_grid_hw": grid}, height * width
+
+    return Form(make, most=1, before=before)
+
+
 def image_types(tokens: list[int]) -> Arrays:
     """Which tokens are an image's, as processors number the kinds of tokens."""
     return {"mm_token_type_ids": np.array([[int(token == IMAGE_ID) for token in tokens]])}

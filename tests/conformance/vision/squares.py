@@ -175,14 +175,14 @@ TYPES = {
     "llmjpvl": Tiny(square(4, tiles=3)),
     "mistral3": Tiny(with_sides(4), CONFIGS["mistral3"]),
     "moondream2": Tiny(
-        square(16, leads=True, channels_last=True, most=1, before=()),
+        square(16, lead=1, channels_last=True, most=1, before=()),
         {
             "vision_config": {"proj_inner_dim": 64, "proj_out_dim": HIDDEN, "overlap_margin": 1},
             "text_config": {"num_key_value_heads": 4, "rope_dim": 8},
         },
     ),
     "moondream3": Tiny(
-        square(16, leads=True, channels_last=True, most=1, before=()),
+        square(16, lead=1, channels_last=True, most=1, before=()),
         {
             "vision_config": {"proj_inner_dim": 64, "proj_out_dim": HIDDEN, "overlap_margin": 1},
             "text_config": {"num_key_value_heads": 4, "rope_dim": 8},
@@ -214,6 +214,10 @@ TYPES = {
             "projector_hidden_size": 64,
             "vision_config": {"max_resolution": 64},
         },
+    ),
+    "paligemma": Tiny(
+        square(16, whole=True, lead=0, most=1, before=()),
+        {"text_config": {"model_type": "gemma"}, "vision_config": _SIGLIP},
     ),
     "pixtral": Tiny(square(16), CONFIGS["pixtral"]),
     "plamo2vl": Tiny(

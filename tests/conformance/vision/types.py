@@ -42,19 +42,15 @@ NOT_APPLICABLE: dict[str, str] = {
     "video_depth_anything": _SEES,
 }
 _OWN_CACHE = "its caches are of a kind of mlx-vlm's own"
-_BOTH_WAYS = "tokens of an image see those behind them"
 # Why a type fails that is not even tried.
 NOT_TRIED: dict[str, str] = {
     "deepseek_v4": f"{_OWN_CACHE} (PoolingCache)",
     "deepseek_v41": f"{_OWN_CACHE} (DeepseekV41Cache)",
-    "falcon_ocr": _BOTH_WAYS,
     "falcon_perception": "a token brings coordinates besides its id",
     "gemma3n": "mlx-vlm scales the embeddings of generated tokens, but not those of prompts",
     "glm5_next": f"{_OWN_CACHE} (PoolingCache)",
     "minimax_m3_vl": f"{_OWN_CACHE} (MiniMaxM3KVCache)",
     "molmo_point": "a token's logits include those of places in the image",
-    "paligemma": "all tokens of a prompt see those behind them",
-    "phi4mm": "images change the weights (LoRA) of their request",
     "qwen4_exp": f"{_OWN_CACHE} (QSAKVCache)",
     "unlimited_ocr": f"{_OWN_CACHE} (RingSlidingKVCache)",
 }

@@ -7,6 +7,7 @@ from typing import Any
 import mlx.core as mx
 
 from chairlift.engine.model.adapters.rows import has_rows
+from chairlift.engine.model.vision.together import mask_of
 
 
 def batched() -> dict[type, type]:
@@ -41,10 +42,4 @@ def batched() -> dict[type, type]:
 def _mask(length: int, cache: Any, window: int | None, runs: mx.array | None) -> Any:
     if runs is None:
         return cache.make_mask(length, window_size=window)
-    seen = cache.make_mask(length, window_size=window, return_array=True)
-    # Which of the chunk's tokens is in a column, by query: [1, length, columns].
-    column = mx.arange(length)[:, None] - cache.ring.behind(length)
-    inside = (column >= 0) & (column < length)
-    run = runs[0][mx.clip(column, 0, length - 1)]
-    own = runs[0][:, None]
-    return seen | (inside & (run == own) & (own > 0))[:, None]
+    return mask_of(length, cache, window, runs)
