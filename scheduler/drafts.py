@@ -32,6 +32,8 @@ MIN_PERIOD, MAX_PERIOD = 8, 1 << 13
 # Steps for which a measured time is trusted, longer if trials are rarer: the machine may have been
 # busy with something else.
 TRUSTED = 256
+# After so many steps, some are computed without drafts, to measure these again.
+PLAIN_TRUSTED = 1024
 
 
 class Draft(NamedTuple):
@@ -61,15 +63,18 @@ class DraftChooser:
     def __init__(self, uniform: bool) -> None:
         self._uniform = uniform
         self._times = StepTimes()
-        # Planned steps, and for each size the last one with drafts.
+        # Planned steps, and for each size the last one with drafts, and the last one without.
         self._steps = 0
         self._last: dict[int, int] = {}
+        self._last_plain: dict[int, int] = {}
         # The step of the last trial, its size, and the steps until the next one.
         self._tried_at, self._tried, self._period = 0, 0, MIN_PERIOD
 
     def learn(self, work: Work, seconds: float) -> None:
         """Learns from a finished step how long such work takes."""
         self._times.learn(work, seconds)
+        if not (work.tokens or work.drafts):
+            self._last_plain[step_size(work.rows)] = self._steps
 
     def count_step(self, rows: int, drafts: Mapping[Sequence, Seq[int]]) -> None:
         """Counts a planned step of so many rows with these drafts."""
@@ -89,6 +94,9 @@ class DraftChooser:
             The first tokens of some of the drafts.
         """
         own = {s: draft for s in rows if (draft := _cut(s, drafts.get(s)))}
+        size = step_size(len(rows))
+        if self._steps - self._last_plain.get(size, 0) > PLAIN_TRUSTED:
+            self._times.forget(size, drafted=False)
         plain = self._times.plain(len(rows))
         if not own or plain is None:
             return {}
@@ -141,7 +149,7 @@ class DraftChooser:
         if size != self._tried:
             self._tried = size
             self._period = min(2 * self._period, MAX_PERIOD)
-            self._times.forget(size)
+            self._times.forget(size, drafted=True)
 
     def _is_old(self, size: int) -> bool:
         """Whether a size may have become better since it was measured."""

@@ -7,7 +7,6 @@ have tiles, and the host needs its time for each step. So the times are not fitt
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from statistics import fmean, median
 from typing import NamedTuple
 
@@ -38,8 +37,9 @@ class StepTimes:
     """
 
     def __init__(self) -> None:
-        self._plain: dict[int, deque[Point]] = {}
-        self._drafted: dict[int, deque[Point]] = {}
+        self._plain, self._drafted = _Sizes(), _Sizes()
+        # Sizes with drafts of which there was a step.
+        self._begun: set[int] = set()
 
     def learn(self, work: Work, seconds: float) -> None:
         """Learns from a finished step how long it took; ignores steps with prompts.
@@ -49,36 +49,56 @@ class StepTimes:
         """
         if work.tokens:
             return
-        tokens = work.rows + work.drafts
-        steps = self._drafted if work.drafts else self._plain
-        if work.drafts and step_size(tokens) not in steps:
-            steps[step_size(tokens)] = deque(maxlen=REMEMBERED)
+        point = Point(work.rows + work.drafts, seconds)
+        if not work.drafts:
+            self._plain.learn(point)
+        elif (size := step_size(work.rows + work.drafts)) in self._begun:
+            self._drafted.learn(point)
         else:
-            steps.setdefault(step_size(tokens), deque(maxlen=REMEMBERED)).append(
-                Point(tokens, seconds)
-            )
+            self._begun.add(size)
 
-    def forget(self, size: int) -> None:
-        """Forgets the times of a size with drafts, so that it is measured anew."""
-        if size in self._drafted:
-            self._drafted[size].clear()
+    def forget(self, size: int, drafted: bool) -> None:
+        """Forgets the times of a size, so that it is measured anew."""
+        (self._drafted if drafted else self._plain).forget(size)
 
     @property
     def drafted_steps(self) -> int:
         """The number of remembered steps with drafts."""
-        return sum(map(len, self._drafted.values()))
+        return self._drafted.steps
 
     def plain(self, rows: int) -> float | None:
         """The seconds of a step of so many rows without drafts; None if too few were measured."""
-        steps = self._plain.get(step_size(rows), ())
-        return _middle(steps).seconds if len(steps) >= KNOWN else None
+        point = self._plain.middle.get(step_size(rows))
+        return None if point is None else point.seconds
 
     def drafted(self) -> dict[int, Point]:
         """The time of each size with drafts of which enough steps were measured, in order."""
-        sizes = sorted(self._drafted.items())
-        return {size: _middle(steps) for size, steps in sizes if len(steps) >= KNOWN}
+        return dict(sorted(self._drafted.middle.items()))
 
 
-def _middle(steps: Iterable[Point]) -> Point:
-    tokens, seconds = zip(*steps, strict=True)
-    return Point(fmean(tokens), median(seconds))
+class _Sizes:
+    """The last steps of each size.
+
+    Attributes:
+        middle: the middle of those of which there are enough.
+    """
+
+    def __init__(self) -> None:
+        self._points: dict[int, deque[Point]] = {}
+        self.middle: dict[int, Point] = {}
+
+    @property
+    def steps(self) -> int:
+        return sum(map(len, self._points.values()))
+
+    def learn(self, point: Point) -> None:
+        size = step_size(int(point.tokens))
+        points = self._points.setdefault(size, deque(maxlen=REMEMBERED))
+        points.append(point)
+        if len(points) >= KNOWN:
+            tokens, seconds = zip(*points, strict=True)
+            self.middle[size] = Point(fmean(tokens), median(seconds))
+
+    def forget(self, size: int) -> None:
+        self._points.pop(size, None)
+        self.middle.pop(size, None)

@@ -117,8 +117,9 @@ def prepare_model(
     make_cache = partial(make_batch, model, quantization)
     kinds = tuple(make_cache().kinds)
     pages: MakePages | None = None
-    # Pages know no embeddings and positions but those of tokens.
-    if kernels is not None and can_page(kinds) and not isinstance(model, VisionModel):
+    # Over pages, tokens of rows have their own places as positions.
+    placed = not isinstance(model, VisionModel) or model.is_placed
+    if kernels is not None and can_page(kinds) and placed:
         pages = partial(make_pages, model, kernels, quantization=quantization)
     heads = score_heads(model)
     max_pairs = score_bytes // (4 * heads) if score_bytes and heads else None

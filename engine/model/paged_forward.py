@@ -1,7 +1,7 @@
 """The model calls of a step over pages: one call for all rows and prompt chunks.
 
-Most calls are compiled: see ``CompiledSteps``. Those that need more than logits to sample from, and
-those of long prompts with adapters, are not.
+Most calls are compiled: see ``CompiledSteps``. Those that need more than logits to sample from,
+those with tokens of images, and those of long prompts with adapters, are not.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from chairlift.engine.model.forward import (
 )
 from chairlift.engine.model.head import Head
 from chairlift.engine.model.lora_routing import Run, Slot
+from chairlift.engine.model.vision.token_inputs import TokenInputs
 
 # Steps are compiled in advance for sequences of up to this many tokens, and later ones when they
 # recur. Tables of steps with prompts are at least so wide.
@@ -64,14 +65,15 @@ class PagedForward(Forward):
         chunks: Seq[Chunk],
         adapters: Seq[Slot] = (),
         drafted: Seq[DraftedBand] = (),
-        shifts: Seq[int] = (),  # models that see have columns
+        shifts: Seq[int] = (),  # none: see ``VisionModel.is_placed``
     ) -> Outcome:
         rows = cast("list[PagedBatch]", [band for band in bands if len(band)])
         if not rows and not chunks:
             return Outcome(None, {}, {})
         runs = row_runs(tokens.shape[0], adapters, drafted)
         counts = [band.counts for band in drafted] if drafted else None
-        compute = self._one_by_one if _are_few(rows, counts, chunks) else self._with_chunks
+        few = _are_few(rows, counts, chunks) and not _have_images(chunks)
+        compute = self._one_by_one if few else self._with_chunks
         return compute(rows, tokens, chunks, runs, counts)
 
     def commit(self, drafted: DraftedBand, kept: Seq[int]) -> None:
@@ -166,10 +168,12 @@ class PagedForward(Forward):
             *(Run(chunk.adapter, len(chunk.tokens)) for chunk in chunks),
             *([Run(None, tail)] if tail else []),
         ]
-        plain = any(chunk.scored or chunk.pooled for chunk in chunks)
+        inputs = [chunk.inputs(len(chunk.tokens), len(chunk.tokens)) for chunk in chunks]
+        plain = _have_images(chunks) or any(chunk.scored or chunk.pooled for chunk in chunks)
         with (
             paged_step(rows, new, 0, MIN_PAGES, counts, tail, row_limit) as step,
             self.routing.of(runs),
+            self._given([TokenInputs(tokens.shape[0]), *inputs, TokenInputs(tail)]),
         ):
             adapted = self.routing.call is not None
             if plain or (adapted and chunks):
@@ -205,6 +209,15 @@ def _are_few(rows: Seq[PagedBatch], counts: Seq[Seq[int]] | None, chunks: Seq[Ch
     for batch, own in zip(rows, counts, strict=True) if counts is not None else ():
         several += [(old, new) for old, new in zip(batch.offsets, own, strict=True) if new > 1]
     return sum(new * (old + new) for old, new in several) <= FEW_COLUMNS
+
+
+def _have_images(chunks: Seq[Chunk]) -> bool:
+    """Whether any token of these chunks is an image's."""
+    return any(
+        chunk.images is not None
+        and chunk.images.has_places(chunk.cache.offsets[0], len(chunk.tokens))
+        for chunk in chunks
+    )
 
 
 def _row_limit(rows: int, tokens: int) -> int:

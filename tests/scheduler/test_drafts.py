@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 
 from chairlift.cache.pages.page import step_size
 from chairlift.scheduler.cost import Work
-from chairlift.scheduler.drafts import MAX_PERIOD, MIN_GAIN, TRUSTED, Draft, DraftChooser
+from chairlift.scheduler.drafts import (
+    MAX_PERIOD,
+    MIN_GAIN,
+    PLAIN_TRUSTED,
+    TRUSTED,
+    Draft,
+    DraftChooser,
+)
 from chairlift.scheduler.sequence import Sequence
 from chairlift.scheduler.step_times import KNOWN, REMEMBERED, StepTimes
 
@@ -182,6 +189,20 @@ def test_drafts_that_once_took_long_are_tried_again() -> None:
     assert statistics.mean(map(run.rate, ([n] for n in run.counts[-50:]))) > 0.9 * run.best()
 
 
+def test_steps_without_drafts_are_measured_again() -> None:
+    """Drafts end soon after steps without them have become fast, e.g. on a machine less busy."""
+    slow = _linear(row=1e-4, draft=1e-3, drafting=0, step=0.02)
+    fast = _linear(row=1e-4, draft=1e-3, drafting=0.02, step=0.001)
+    run = _Run(slow, 4, 0.9)
+    for _ in range(PLAIN_TRUSTED):
+        run.step()
+    assert all(run.counts[-50:])
+    run._seconds = fast
+    for _ in range(2 * PLAIN_TRUSTED):
+        run.step()
+    assert not any(run.counts[-50:])
+
+
 @pytest.mark.slow
 @given(
     rows=st.integers(1, 64),
@@ -266,6 +287,8 @@ def test_times_are_medians_of_the_last_steps() -> None:
     assert times.plain(6) is None
     assert times.drafted() == {8: (8, 3.0)}
     assert times.drafted_steps == REMEMBERED
-    times.forget(8)
+    times.forget(8, drafted=True)
     assert times.drafted() == {}
     assert times.plain(5) == 2.0
+    times.forget(5, drafted=False)
+    assert times.plain(5) is None

@@ -49,6 +49,11 @@ class VisionModel(Module):
         self.together = Together(model, family)
 
     @property
+    def is_placed(self) -> bool:
+        """Whether tokens have the positions of a text's, and see only those before them."""
+        return self._positions is None and not self.both_ways
+
+    @property
     def model_type(self) -> str:
         """The name of its module among ``mlx_vlm.models``."""
         return self._type

@@ -64,6 +64,11 @@ class PromptImages:
         embeddings = mx.concatenate(parts) if parts else None
         return TokenInputs(padded, self._shift_of(start, count), places, embeddings, together)
 
+    def has_places(self, start: int, count: int) -> bool:
+        """Whether one of the tokens ``[start, start + count)`` is an image's."""
+        stop = start + count
+        return any(start <= place < stop for image in self._images for place in image.places)
+
     def sees_ahead(self, start: int, count: int) -> bool:
         """Whether one of the tokens ``[start, start + count)`` sees those behind it."""
         return any(run.start < start + count and start < run.stop for run in self.uncut)

@@ -9,6 +9,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from support.engine.bench import Bench
+from support.engine.drafts import verify_any
+from support.engine.pages import HostPages
 from support.vision.tiny_vision import (
     CONFIGS,
     ImageMaker,
@@ -20,6 +22,7 @@ from support.vision.tiny_vision import (
 
 from chairlift.engine.messages import Abort, PromptImage, Resumed
 from chairlift.engine.model import attention
+from chairlift.engine.model.paged_forward import PagedForward
 from chairlift.engine.model.probe import probe
 from chairlift.engine.model.vision.model import VisionModel
 from chairlift.engine.speculation.proposal import PredictionProposer
@@ -52,13 +55,18 @@ def _solo(model_type: str, prompt: Prompt, count: int) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model_type", CONFIGS)
-def test_batched_tokens_are_those_of_mlx_vlm_alone(model_type: str) -> None:
+@pytest.mark.parametrize(
+    ("model_type", "paged"),
+    [*((each, False) for each in CONFIGS), ("gemma3", True), ("llava", True), ("mistral3", True)],
+)
+def test_batched_tokens_are_those_of_mlx_vlm_alone(model_type: str, paged: bool) -> None:
     """Requests arrive while others run; prompts take several chunks, and some leave early."""
     prompts = _prompts(model_type, 12)
     counts = [random.Random(i).randrange(1, 25) for i in range(12)]
     expected = [_solo(model_type, p, n) for p, n in zip(prompts, counts, strict=True)]
-    bench = Bench(_model(model_type), tokens=24, prefix=1 << 24, bands=2)
+    kernels = HostPages() if paged else None
+    bench = Bench(_model(model_type), tokens=24, prefix=1 << 24, bands=2, kernels=kernels)
+    assert isinstance(bench.core.pipeline.forward, PagedForward) == paged
     for i, ((prompt, images), count) in enumerate(zip(prompts, counts, strict=True)):
         bench.submit(str(i), prompt, count, reading={"images": images})
         for _ in range(i % 4):
@@ -194,6 +202,7 @@ def test_drafts_have_the_positions_of_their_rows(model_type: str) -> None:
         draft=6,
         propose=lambda request: [PredictionProposer(request.prediction)],
     )
+    verify_any(bench.core)
     for i, (prompt, images) in enumerate(prompts):
         reading: dict[str, Any] = {"images": images, "prediction": expected[i]}
         bench.submit(str(i), prompt, 20, reading=reading)
