@@ -51,7 +51,7 @@ class VisionModel(Module):
     @property
     def is_placed(self) -> bool:
         """Whether tokens have the positions of a text's, and see only those before them."""
-        return self._positions is None and not self.both_ways
+        return self._positions is None and not self.together.sees_ahead
 
     @property
     def model_type(self) -> str:

@@ -29,6 +29,11 @@ class Together:
         switched_on = {"image": setting == "vision", "prompt": bool(setting)}
         self._kind = family.together if switched_on.get(family.together or "", True) else None
 
+    @property
+    def sees_ahead(self) -> bool:
+        """Whether a token can see those behind it."""
+        return self._kind is not None
+
     def runs(self, prompt: Sequence[int], images: Sequence[PromptImage]) -> tuple[range, ...]:
         """The tokens of a prompt that see each other: successive ones, in order."""
         match self._kind:
