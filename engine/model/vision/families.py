@@ -157,7 +157,6 @@ UNPREPARED = frozenset(
         "moondream2",
         "moondream3",
         "multi_modality",
-        "paligemma",
         "phi3_v",
         "phi4_siglip",
         "phi4mm",

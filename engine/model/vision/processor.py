@@ -19,7 +19,9 @@ from chairlift.engine.model.vision.decoding import decode
 from chairlift.engine.model.vision.processing import Processing, processing_of
 
 # What processors return besides the arrays of images.
-_OF_TEXT = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
+_OF_TEXT = frozenset(
+    {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "labels"}
+)
 _IMAGE_KEYS = ("image_token_id", "image_token_index")
 
 

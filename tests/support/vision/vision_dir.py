@@ -229,6 +229,16 @@ MORE_PROCESSORS: dict[str, ProcessorFiles] = {
         "<image>",
         "<image>",
     ),
+    "paligemma": ProcessorFiles(
+        {
+            "image_processor_type": "SiglipImageProcessor",
+            "size": {"height": 16, "width": 16},
+            "image_seq_length": 16,
+        },
+        {"processor_class": "PaliGemmaProcessor"},
+        "<image>",
+        "<image>",
+    ),
     "qwen3_5": PROCESSORS["qwen3_vl"],
     "qwen3_5_moe": PROCESSORS["qwen3_vl"],
 }
@@ -268,6 +278,7 @@ def vision_dir(
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": SPECIALS[EOS_ID],
         "pad_token": SPECIALS[EOS_ID],
+        "bos_token": SPECIALS[EOS_ID],
         "chat_template": chat_template(files.mark if template_takes_parts else None),
         "clean_up_tokenization_spaces": False,
     }
