@@ -22,6 +22,7 @@ from chairlift.engine.core.prompt_outputs import PromptOutputs
 from chairlift.engine.core.requests import Requests
 from chairlift.engine.core.stats import PhaseTimer, StepRecorder
 from chairlift.engine.device.buffers import BufferCache
+from chairlift.engine.errors import RequestError
 from chairlift.engine.grammar.compiler import Compiler
 from chairlift.engine.grammar.constraints import Constraints
 from chairlift.engine.grammar.pending import Grammars
@@ -200,8 +201,8 @@ class EngineCore:
         """The prompt tokens of a request that have to be in one chunk.
 
         Raises:
-            ValueError: there are more of them than a step computes beside all rows; or they are the
-                whole prompt, whose tokens then have no log-probabilities.
+            RequestError: there are more of them than a step computes beside all rows; or they are
+                the whole prompt, whose tokens then have no log-probabilities.
         """
         images = self.images.of(request.request_id)
         if images is None or not images.uncut:
@@ -211,13 +212,14 @@ class EngineCore:
         is_prompt = images.uncut == (range(len(request.prompt)),)
         if request.prompt_logprobs is not None:
             if is_prompt:
-                raise ValueError(
-                    "prompt_logprobs: this model's prompts see what follows each token"
-                )
+                raise RequestError("prompt_logprobs: in this model, a token sees those behind it")
             most = min(most, limits.max_scored)
         if (longest := max(map(len, images.uncut))) > most:
             whole = "the prompt" if is_prompt else "an image"
-            raise ValueError(f"{whole} has {longest} tokens, and a step computes {most}")
+            raise RequestError(
+                f"{whole} has {longest} tokens, which have to be in one step, and a step computes "
+                f"{most} (--max-step-tokens)"
+            )
         return images.uncut
 
     def compile(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from chairlift.engine.errors import GrammarError, RowFailed
+from chairlift.engine.errors import GrammarError, RequestError, RowFailed
 from chairlift.engine.logs.redacted_traceback import redacted_traceback
 from chairlift.engine.messages import FinishedChoice, StepStats, Submit, TokenOutput
 from chairlift.scheduler.sequence import Sequence
@@ -19,6 +19,8 @@ def _explained(error: BaseException) -> str:
     text = " ".join(str(error).split())
     if isinstance(error, GrammarError):
         return f"the output cannot follow this request's grammar: {text}"
+    if isinstance(error, RequestError):
+        return text
     if isinstance(error, RowFailed):
         return f"this request failed in the engine: {text}"
     return f"this request failed in the engine: {type(error).__name__}" + (f": {text}" * bool(text))
@@ -49,7 +51,7 @@ def _last(request_id: str, index: int, error: BaseException) -> TokenOutput:
         [],
         finish="error",
         error=_explained(error),
-        client_error=isinstance(error, GrammarError),
+        client_error=isinstance(error, GrammarError | RequestError),
     )
 
 

@@ -123,9 +123,11 @@ def test_a_whole_prompt_that_is_too_long_is_refused() -> None:
     bench.submit("1", [5] * 14, 4, reading={"prompt_logprobs": 1})
     bench.submit("2", [5] * 14, 4)
     bench.drain()
-    errors = [str(bench.outputs[name, 0][-1].error) for name in ("0", "1")]
-    assert "the prompt has 15 tokens, and a step computes 14" in errors[0]
-    assert "prompt_logprobs" in errors[1]
+    refused = [bench.outputs[name, 0][-1] for name in ("0", "1")]
+    assert str(refused[0].error).startswith("the prompt has 15 tokens")
+    assert "a step computes 14" in str(refused[0].error)
+    assert str(refused[1].error).startswith("prompt_logprobs: ")
+    assert all(each.client_error for each in refused)
     assert len(bench.tokens("2")) == 4
     assert not len(bench.core.images)
 

@@ -65,7 +65,9 @@ def test_an_image_that_must_be_whole_and_is_too_long_is_refused() -> None:
     bench.submit("0", prompt.tokens, 4, reading={"images": prompt.images})
     bench.drain()
     assert bench.outputs["0", 0][-1].finish == "error"
-    assert "an image has 4 tokens, and a step computes 3" in str(bench.outputs["0", 0][-1].error)
+    error = str(bench.outputs["0", 0][-1].error)
+    assert error.startswith("an image has 4 tokens, which have to be in one step")
+    assert "a step computes 3" in error
     assert not len(bench.core.images)
 
 
