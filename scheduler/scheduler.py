@@ -129,7 +129,11 @@ class Scheduler:
     def choose_drafts(self, drafts: Drafts) -> Chosen:
         """The drafts that the next plan would verify, if memory is left for them."""
         decode = self._decode()
-        return self._drafts.choose(drafts, decode, self.limits.max_step_tokens - len(decode))
+        # Drafts in every step would keep out a prompt that cannot be cut.
+        upcoming = (*self.prefilling, *islice(self.waiting.ready, 1))
+        whole = [len(run) for s in upcoming for run in s.uncut if run.stop > s.computed]
+        room = self.limits.max_step_tokens - len(decode) - max(whole, default=0)
+        return self._drafts.choose(drafts, decode, max(0, room))
 
     def plan(self, now: Seq[Capacity], drafts: Chosen | None = None) -> Plan:
         """Plans the next step.

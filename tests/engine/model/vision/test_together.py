@@ -36,12 +36,12 @@ def _served(model_type: str) -> VisionModel:
     return model
 
 
-def _prompt(seed: int, images: int = 1) -> Prompt:
-    return random_prompt(WHOLE_FORM, random.Random(seed), images, [seed])
+def _prompt(seed: int, images: int = 1, model_type: str = "paligemma") -> Prompt:
+    return random_prompt(TYPES[model_type].form, random.Random(seed), images, [seed])
 
 
-def _solo(prompt: Prompt, count: int) -> Solo:
-    return Solo(tiny_model("paligemma"), WHOLE_FORM, prompt, count)
+def _solo(prompt: Prompt, count: int, model_type: str = "paligemma") -> Solo:
+    return Solo(tiny_model(model_type), TYPES[model_type].form, prompt, count)
 
 
 def _submit(bench: Bench, name: str, prompt: Prompt, count: int, n: int = 1) -> None:
@@ -70,10 +70,14 @@ def test_an_attention_of_the_models_own_sees_the_whole_prompt(
     assert difference(bench, "1", _solo(_prompt(3, images=0), 8)) is None
 
 
-@pytest.mark.parametrize("swap", [0, 1 << 24])
-def test_preempted_prompts_are_whole_again_and_their_output_is_not(swap: int) -> None:
-    prompts = [_prompt(seed) for seed in range(6)]
-    model = _served("paligemma")
+@pytest.mark.parametrize(
+    ("model_type", "swap"), [("falcon_ocr", 0), ("paligemma", 0), ("paligemma", 1 << 24)]
+)
+def test_preempted_prompts_are_whole_again_and_their_output_is_not(
+    model_type: str, swap: int
+) -> None:
+    prompts = [_prompt(seed, model_type=model_type) for seed in range(6)]
+    model = _served(model_type)
     kv = 300 * probe(model, "test").geometry.bytes_per_token
     bench = Bench(model, tokens=WHOLE, kv=kv, swap=swap, image_bytes=1)
     for number, prompt in enumerate(prompts):
@@ -81,7 +85,7 @@ def test_preempted_prompts_are_whole_again_and_their_output_is_not(swap: int) ->
     bench.drain()
     assert sum(stats.preemptions for stats in bench.stats) > 0
     for number, prompt in enumerate(prompts):
-        assert difference(bench, str(number), _solo(prompt, 120)) is None
+        assert difference(bench, str(number), _solo(prompt, 120, model_type)) is None
 
 
 def test_a_whole_prompt_neither_takes_a_prefix_nor_leaves_one() -> None:
@@ -96,11 +100,12 @@ def test_a_whole_prompt_neither_takes_a_prefix_nor_leaves_one() -> None:
     assert sum(stats.prefix_queries for stats in bench.stats) == 0
 
 
-def test_choices_and_drafts_follow_a_whole_prompt() -> None:
-    prompt = _prompt(5)
-    solo = _solo(prompt, 12)
+@pytest.mark.parametrize("model_type", ["falcon_ocr", "paligemma"])
+def test_choices_and_drafts_follow_an_image(model_type: str) -> None:
+    prompt = _prompt(5, model_type=model_type)
+    solo = _solo(prompt, 12, model_type)
     bench = Bench(
-        _served("paligemma"),
+        _served(model_type),
         tokens=WHOLE,
         draft=4,
         propose=lambda request: [PredictionProposer(request.prediction)],
@@ -134,15 +139,13 @@ def test_a_whole_prompt_that_is_too_long_is_refused() -> None:
 
 def test_a_prefix_does_not_end_in_front_of_another_image() -> None:
     form = TYPES["falcon_ocr"].form
-    model = tiny_model("falcon_ocr")
     bench = Bench(_served("falcon_ocr"), rows=6, tokens=60, prefix=1 << 24)
     # The same text, and images of other pixels.
     for seed in range(4):
         prompt = random_prompt(form, random.Random(1), 1, [seed])
-        solo = Solo(model, form, prompt, 6)
         _submit(bench, str(seed), prompt, 6)
         bench.drain()
-        assert difference(bench, str(seed), solo) is None
+        assert difference(bench, str(seed), _solo(prompt, 6, "falcon_ocr")) is None
 
 
 def test_tokens_in_front_of_an_image_that_see_it_have_its_keys() -> None:
