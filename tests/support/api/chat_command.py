@@ -6,6 +6,7 @@ import asyncio
 import fcntl
 import os
 import pty
+import signal
 import struct
 import sys
 import tempfile
@@ -95,6 +96,13 @@ async def in_terminal(
         environment: further variables.
     """
     ours, theirs = pty.openpty()
+
+    def in_child() -> None:
+        # Only a controlling terminal turns Ctrl-C into a signal, which a shell's background
+        # processes ignore.
+        fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
     with tempfile.TemporaryDirectory() as folder:
         variables = {
@@ -112,9 +120,8 @@ async def in_terminal(
                 stdout=theirs if stdout is None else stdout,
                 stderr=theirs,
                 env=os.environ | variables,
-                # Only a controlling terminal turns Ctrl-C into a signal.
                 start_new_session=True,
-                preexec_fn=lambda: fcntl.ioctl(theirs, termios.TIOCSCTTY, 0),
+                preexec_fn=in_child,
             )
             try:
                 yield Terminal(ours), process
