@@ -60,6 +60,9 @@ class VisionModel(Module):
     def make_cache(self) -> list[Any]:
         """The caches of the language model, as mlx-lm's classes."""
         language_model = self.model.language_model
+        if hasattr(language_model, "make_row_caches"):
+            caches: list[Any] = language_model.make_row_caches()
+            return caches
         if hasattr(language_model, "make_cache"):
             return [_as_mlx_lm(cache) for cache in language_model.make_cache()]
         return [lm_cache.KVCache() for _ in self.layers]
@@ -80,7 +83,8 @@ class VisionModel(Module):
 
     def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
         """Logits ``[rows, step, vocabulary]`` of ``tokens``, ``[rows, step]``."""
-        cache = _as_mlx_vlm(cache)
+        view = getattr(self.model.language_model, "row_caches", _as_mlx_vlm)
+        cache = None if cache is None else view(cache)
         places = places_of(self._given)
         if not places:
             return self._logits(tokens, cache, {})
@@ -187,7 +191,7 @@ def _as_mlx_lm(cache: Any) -> Any:
 
 def _as_mlx_vlm(caches: Any) -> Any:
     """The layers of a step, in mlx-vlm's lists where a layer has several."""
-    if not any(type(cache) is lm_cache.CacheList for cache in caches or ()):
+    if not any(type(cache) is lm_cache.CacheList for cache in caches):
         return caches
     kind = _vlm_caches().CacheList
     return [kind(*c.caches) if type(c) is lm_cache.CacheList else c for c in caches]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pkgutil
 from pathlib import Path
 
-from conformance.vision import crops, grids, squares
+from conformance.vision import crops, grids, own_caches, squares
 
-TYPES = {**crops.TYPES, **grids.TYPES, **squares.TYPES}
+TYPES = {**crops.TYPES, **grids.TYPES, **own_caches.TYPES, **squares.TYPES}
 
 _CHOOSES = "it chooses among given answers"
 _EMBEDS = "it makes embeddings, no text"
@@ -50,12 +50,9 @@ NOT_TRIED: dict[str, str] = {
     "falcon_ocr": _BOTH_WAYS,
     "falcon_perception": "a token brings coordinates besides its id",
     "gemma3n": "mlx-vlm scales the embeddings of generated tokens, but not those of prompts",
-    "glm5_next": f"{_OWN_CACHE} (PoolingCache)",
-    "minimax_m3_vl": f"{_OWN_CACHE} (MiniMaxM3KVCache)",
     "molmo_point": "a token's logits include those of places in the image",
     "paligemma": "all tokens of a prompt see those behind them",
     "phi4mm": "images change the weights (LoRA) of their request",
-    "qwen4_exp": f"{_OWN_CACHE} (QSAKVCache)",
     "unlimited_ocr": f"{_OWN_CACHE} (RingSlidingKVCache)",
 }
 

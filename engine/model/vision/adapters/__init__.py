@@ -8,7 +8,16 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-ADAPTED = ("gemma4", "hunyuan_vl", "inkling", "jina_vlm", "llama4")
+ADAPTED = (
+    "gemma4",
+    "glm5_next",
+    "hunyuan_vl",
+    "inkling",
+    "jina_vlm",
+    "llama4",
+    "minimax_m3_vl",
+    "qwen4_exp",
+)
 
 
 def adapt(language_model: Any) -> None:

@@ -26,7 +26,17 @@ def _served(model_type: str) -> VisionModel:
 
 
 @pytest.mark.parametrize(
-    "model_type", ["gemma4", "granite4_vision", "lfm2_vl", "minicpmo", "molmo", "phi4_siglip"]
+    "model_type",
+    [
+        "gemma4",
+        "glm5_next",
+        "granite4_vision",
+        "lfm2_vl",
+        "minicpmo",
+        "molmo",
+        "phi4_siglip",
+        "qwen4_exp",
+    ],
 )
 def test_batched_tokens_are_those_of_mlx_vlm_alone(model_type: str) -> None:
     result = check(model_type, seeds=(1,))
