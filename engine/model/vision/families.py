@@ -25,7 +25,8 @@ class Family:
         mark: that token, if it is not the config's ``image_token_index``.
         lead: embeddings in front of the image's that mlx-vlm's code adds to its tokens.
         closes: mlx-vlm's code counts images by two tokens at their ends.
-        derived: the parameter that says where an image's tokens are.
+        derived: the parameter that says where an image's tokens are; or one record of an image's
+            arrays and the place of its first token.
         has_table: tokens' embeddings are those of the embedding layer. Others have them from
             ``get_input_embeddings``.
     """
@@ -38,7 +39,7 @@ class Family:
     mark: int | None = None
     lead: int = 0
     closes: bool = False
-    derived: Literal["images_seq_mask", "image_bound"] | None = None
+    derived: Literal["images_seq_mask", "image_bound", "records"] | None = None
     has_table: bool = False
 
 
@@ -54,6 +55,7 @@ _BEHIND_FIRST = Family(lead=1)
 FAMILIES = {
     "aya_vision": _PLAIN,
     "cohere_compass": _DEEPSTACK,
+    "deepseek_v41": Family(derived="records"),
     "deepseek_vl_v2": _SEQ_MASK,
     "deepseekocr": _SEQ_MASK,
     "deepseekocr_2": _SEQ_MASK,
@@ -127,6 +129,7 @@ FAMILIES = {
 # differently, return other numbers of tokens, or need a model's files that do not exist here.
 UNPREPARED = frozenset(
     {
+        "deepseek_v41",
         "deepseek_vl_v2",
         "deepseekocr",
         "deepseekocr_2",

@@ -29,6 +29,7 @@ class Form:
         contracted: mlx-vlm takes so many tokens for an image, instead of one for each embedding.
         unchunked: mlx-vlm's generation of prompts in chunks fails.
         tokens: the tokens of an image with so many embeddings.
+        records: makes of a prompt's arrays what mlx-vlm's code takes.
     """
 
     make: Callable[[Draw], tuple[Arrays, int]]
@@ -40,6 +41,7 @@ class Form:
     positions: tuple[str, ...] = ()
     derived: Callable[[list[int]], Arrays] = lambda tokens: {}
     leads: bool = False
+    records: Callable[[Arrays], Arrays] = lambda arrays: arrays
     before: tuple[int, ...] = (START_ID,)
     after: tuple[int, ...] = (END_ID,)
 

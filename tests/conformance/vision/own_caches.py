@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from conformance.vision.forms import grid
+from conformance.vision.special_forms import deepseek_records
 from conformance.vision.tiny import Tiny
+from conformance.vision.values import MERGE, PATCH, VISION_HIDDEN, VOCAB
 
 _QWEN35_ROPE = {
     "type": "default",
@@ -11,8 +15,57 @@ _QWEN35_ROPE = {
     "rope_theta": 10_000.0,
     "partial_rotary_factor": 0.5,
 }
+
+
+def _hash_tokens(model: Any) -> None:
+    """Gives DeepSeek-V4.1 a table of tokens for its n-grams, which is a file of its models."""
+    from mlx_vlm.models.deepseek_v41.engram import NgramHashState
+
+    if model.engram_hash is None:
+        tokens = [token % 150 for token in range(VOCAB)]
+        model.engram_hash = NgramHashState(model.config, model.layout, token_map=tokens)
+
+
 # The choices are so small that they drop tokens of most prompts.
 TYPES = {
+    # Some layers make groups and choose among them, some only choose, some do neither.
+    "deepseek_v41": Tiny(
+        deepseek_records(),
+        {
+            "num_hidden_layers": 6,
+            "compress_ratios": [0, 2, 2, 1, 1, 1],
+            "kv_source_layer_ids": [1, 3],
+            "index_source_layer_ids": [1, 3, 4],
+            "candidate_source_layer_id": 3,
+            "candidate_topk_blocks": 4,
+            "candidate_block_size": 4,
+            "head_dim": 32,
+            "index_head_dim": 32,
+            "q_lora_rank": 32,
+            "o_groups": 2,
+            "o_lora_rank": 32,
+            "hc_mult": 2,
+            "scoring_func": "sqrtsoftplus",
+            "engram_layer_ids": [1, 3],
+            "engram_num_embeddings": [256, 320],
+            "engram_max_ngram_size": 3,
+            "engram_vocab_size": 50,
+            "engram_n_heads": 2,
+            "engram_head_dim": 16,
+            "engram_compressed_vocab_size": 150,
+            "vision_num_layers": 2,
+            "vision_hidden_size": VISION_HIDDEN,
+            "vision_num_heads": 2,
+            "vision_intermediate_size": 64,
+            "vision_patch_size": PATCH,
+            "vision_downsample_ratio": MERGE,
+        },
+        {
+            "language.LanguageModel._ensure_engram_hash": _hash_tokens,
+            # Rounding activations to 4 bits makes large differences of those in a last bit.
+            "fakequant.DISABLE": True,
+        },
+    ),
     "glm5_next": Tiny(
         grid(),
         {

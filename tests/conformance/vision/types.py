@@ -45,8 +45,7 @@ _OWN_CACHE = "its caches are of a kind of mlx-vlm's own"
 _BOTH_WAYS = "tokens of an image see those behind them"
 # Why a type fails that is not even tried.
 NOT_TRIED: dict[str, str] = {
-    "deepseek_v4": f"{_OWN_CACHE} (PoolingCache)",
-    "deepseek_v41": f"{_OWN_CACHE} (DeepseekV41Cache)",
+    "deepseek_v4": "what a group of tokens becomes depends on the model call that completes it",
     "falcon_ocr": _BOTH_WAYS,
     "falcon_perception": "a token brings coordinates besides its id",
     "gemma3n": "mlx-vlm scales the embeddings of generated tokens, but not those of prompts",

@@ -9,6 +9,7 @@ import importlib
 from typing import Any
 
 ADAPTED = (
+    "deepseek_v41",
     "gemma4",
     "glm5_next",
     "hunyuan_vl",

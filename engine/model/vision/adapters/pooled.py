@@ -21,10 +21,10 @@ Pool = Callable[[mx.array, mx.array, mx.array], mx.array]
 
 @dataclass(slots=True)
 class PooledLayer:
-    """The two rings of a layer's groups."""
+    """The two rings of a layer's groups; groups of one token need no second one."""
 
     entries: LayerCache
-    parts: LayerCache
+    parts: LayerCache | None
     ratio: int
 
     def update_and_fetch(self, one: mx.array, other: mx.array, pool: Pool) -> mx.array:
@@ -36,14 +36,17 @@ class PooledLayer:
         """
         rows, length, _ = one.shape
         start, ratio = self.entries.offset, self.ratio
-        parts = self.parts.update_and_fetch(one[:, None], other[:, None])
         first = start // ratio
         numbers = first[:, None] + mx.arange(-(-length // ratio))
         newest = start[:, None] + length - 1
-        tokens = (numbers[..., None] * ratio + mx.arange(ratio)).reshape(rows, -1)
-        columns = self.parts.ring.index(newest - tokens, length)
-        grouped = [_at(part, columns).reshape(*numbers.shape, ratio, -1) for part in parts]
-        entries = pool(grouped[0], grouped[1], numbers)
+        parts = [one[:, :, None], other[:, :, None]]
+        if self.parts is not None:
+            cached_parts = self.parts.update_and_fetch(one[:, None], other[:, None])
+            tokens = (numbers[..., None] * ratio + mx.arange(ratio)).reshape(rows, -1)
+            columns = self.parts.ring.index(newest - tokens, length)
+            shape = *numbers.shape, ratio
+            parts = [_at(part, columns).reshape(*shape, part.shape[-1]) for part in cached_parts]
+        entries = pool(parts[0], parts[1], numbers)
         # Each token writes its group's entry, of which the last one's is complete.
         group = (start[:, None] + mx.arange(length)) // ratio - first[:, None]
         new = _at(entries[:, None], mx.minimum(group, entries.shape[1] - 1))[:, None]
