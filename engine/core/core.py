@@ -98,7 +98,8 @@ class EngineCore:
         self.on_compute: Callable[[list[Sequence]], None] = lambda sequences: None
         self.adapters = model.adapters
         self.requests = Requests(model.vocabulary, model.adapters)
-        self.prefixes = PrefixCache(model.kinds, prefix_bytes, store)
+        prompts_only = model.vision is not None and model.vision.windows_replies
+        self.prefixes = PrefixCache(model.kinds, prefix_bytes, store, prompts_only)
         make_cache = model.caches(limits, prefix_bytes, self.prefixes.drop_one)
         self.swap: Swap[Sequence] = Swap(model.kinds, 0) if swap is None else swap
         self.grammars = Grammars(compiler)
@@ -180,7 +181,7 @@ class EngineCore:
             self.grammars.begin(request)
             if request.images:
                 check_submit(request, self.requests.vocabulary)
-                self.images.begin(request.request_id, request.prompt, request.images)
+            self.images.begin(request.request_id, request.prompt, request.images)
             uncut = self._uncut(request)
             sequences = self.requests.add(request)
         except Exception as error:  # of any type: the cause is this request

@@ -81,12 +81,12 @@ class ImageEncoder:
         return sum(embeddings.nbytes for embeddings in self._kept.values())
 
     def begin(self, request_id: str, prompt: Sequence[int], images: Sequence[PromptImage]) -> None:
-        """Registers a request's images.
+        """Registers a request's images, or its prompt if the model has to know where it ends.
 
         Raises:
             ValueError: the model does not see, or an image does not fit it.
         """
-        if not images:
+        if not images and not (self._model and self._model.windows_replies):
             return
         if self._model is None:
             raise ValueError("this model takes no images")
@@ -108,11 +108,11 @@ class ImageEncoder:
             self._waiting[request_id] = _Waiting(prompt, missing)
 
     def of(self, request_id: str) -> PromptImages | None:
-        """A request's images; None if it has none."""
+        """What ``begin`` has registered of a request; None if nothing."""
         return self._requests.get(request_id)
 
     def __len__(self) -> int:
-        """The number of unfinished requests with images."""
+        """The number of unfinished requests that ``begin`` has registered."""
         return len(self._requests)
 
     def is_awaited(self, request_id: str) -> bool:

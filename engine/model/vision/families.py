@@ -15,7 +15,8 @@ class Family:
     Attributes:
         positions: what the position of a token is: its place in the sequence; M-RoPE by the grids
             of images; M-RoPE with the same number for all axes; HunyuanVL's XD-RoPE; MiniCPM-V's
-            canvas.
+            canvas; or its place, where the model takes the end of the prompt besides, because a
+            token behind it sees a window of those behind it.
         axis: which axis of the positions has the numbers that make one.
         deepstack: images also add embeddings to the hidden states of some layers, in the form that
             the type of this name has.
@@ -31,7 +32,7 @@ class Family:
             ``get_input_embeddings``.
     """
 
-    positions: Literal["place", "grid", "equal", "xdrope", "canvas"] = "place"
+    positions: Literal["place", "grid", "equal", "xdrope", "canvas", "prompt"] = "place"
     axis: int = 0
     deepstack: Literal["qwen3_vl", "qwen3_omni_moe", "granite4_vision"] | None = None
     marks_places: bool = False
@@ -120,6 +121,7 @@ FAMILIES = {
     "qwen4_exp": _MROPE_TABLE,
     "smolvlm": _PLAIN,
     "step3p7": _PLAIN,
+    "unlimited_ocr": Family("prompt", derived="images_seq_mask"),
     "youtu_vl": _PLAIN,
     "zaya1_vl": Family(marks_places=True),
 }
@@ -156,6 +158,7 @@ UNPREPARED = frozenset(
         "phi3_v",
         "phi4_siglip",
         "plamo2vl",
+        "unlimited_ocr",
         "youtu_vl",
     }
 )

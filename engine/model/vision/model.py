@@ -46,6 +46,8 @@ class VisionModel(Module):
         text = getattr(model.config, "text_config", None)
         # Whether an image's tokens also see those behind them.
         self.both_ways = getattr(text, "use_bidirectional_attention", None) == "vision"
+        # Whether what a generated token sees depends on where its prompt ends.
+        self.windows_replies = family.positions == "prompt"
 
     @property
     def model_type(self) -> str:
@@ -125,6 +127,9 @@ class VisionModel(Module):
             return logits
         # mlx-vlm's method would compute positions of one sequence, and wait for the device.
         arguments["position_ids"] = self._positions.of_step(tokens.shape, cache, self._given)
+        if self.windows_replies:
+            logits = language_model(tokens, cache=cache, **arguments).logits
+            return logits
         hidden = language_model.model(tokens, cache=cache, **arguments)
         if hasattr(language_model, "lm_head"):
             logits = language_model.lm_head(hidden)
@@ -157,7 +162,8 @@ class VisionModel(Module):
     def shifts(self, prompt: Sequence[int], images: Sequence[PromptImage]) -> Positions | None:
         """The positions of a prompt's tokens minus their places; see ``TokenPositions``.
 
-        None for models whose positions are the places in the sequence.
+        None for models whose positions are the places in the sequence. With ``windows_replies``,
+        where the prompt ends.
         """
         return self._positions.shifts(prompt, images) if self._positions else None
 

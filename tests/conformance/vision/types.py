@@ -41,7 +41,6 @@ NOT_APPLICABLE: dict[str, str] = {
     "siglip": _EMBEDS,
     "video_depth_anything": _SEES,
 }
-_OWN_CACHE = "its caches are of a kind of mlx-vlm's own"
 _BOTH_WAYS = "tokens of an image see those behind them"
 # Why a type fails that is not even tried.
 NOT_TRIED: dict[str, str] = {
@@ -52,7 +51,6 @@ NOT_TRIED: dict[str, str] = {
     "molmo_point": "a token's logits include those of places in the image",
     "paligemma": "all tokens of a prompt see those behind them",
     "phi4mm": "images change the weights (LoRA) of their request",
-    "unlimited_ocr": f"{_OWN_CACHE} (RingSlidingKVCache)",
 }
 
 

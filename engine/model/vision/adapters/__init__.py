@@ -18,6 +18,7 @@ ADAPTED = (
     "llama4",
     "minimax_m3_vl",
     "qwen4_exp",
+    "unlimited_ocr",
 )
 
 
