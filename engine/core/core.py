@@ -99,7 +99,8 @@ class EngineCore:
         self.on_compute: Callable[[list[Sequence]], None] = lambda sequences: None
         self.adapters = model.adapters
         self.requests = Requests(model.vocabulary, model.adapters)
-        self.prefixes = PrefixCache(model.kinds, prefix_bytes, store)
+        prompts_only = model.vision is not None and model.vision.windows_replies
+        self.prefixes = PrefixCache(model.kinds, prefix_bytes, store, prompts_only)
         make_cache = model.caches(limits, prefix_bytes, self.prefixes.drop_one)
         self.swap: Swap[Sequence] = Swap(model.kinds, 0) if swap is None else swap
         self.grammars = Grammars(compiler)

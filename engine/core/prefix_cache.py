@@ -31,12 +31,21 @@ class PrefixCache:
         kinds: the kind of each layer's cache.
         budget: maximum bytes in memory; 0 turns the prefix cache off.
         store: gets the prefixes that memory evicts; with None, these are lost.
+        prompts_only: what follows a prompt is not kept, because it depends on where that prompt
+            ends.
     """
 
-    def __init__(self, kinds: Seq[LayerKind], budget: int, store: PrefixStore | None) -> None:
+    def __init__(
+        self,
+        kinds: Seq[LayerKind],
+        budget: int,
+        store: PrefixStore | None,
+        prompts_only: bool = False,
+    ) -> None:
         self._tree = PrefixTree(kinds, budget, None if store is None else self._dropped)
         self._has_windows = any(kind.window is not None for kind in kinds)
         self._store = store
+        self._prompts_only = prompts_only
         # The number of evictions that the stats have reported.
         self._evictions = 0
         self._on_store = None if store is None else StoreReport(store)
@@ -179,7 +188,10 @@ class PrefixCache:
         if sequence.replay or sequence.bypasses_prefix_cache or sequence.nonfinite:
             return  # no request repeats it, it must not be shared, or its state is broken
         # The row may lack the last token, if that was in flight when the sequence ended.
-        tokens = sequence.ids[: cache.offsets[row]]
+        count = cache.offsets[row]
+        if self._prompts_only:
+            count = min(count, sequence.prompt_tokens)
+        tokens = sequence.ids[:count]
         # With windows, the tree may know tokens whose state at this position it does not have.
         known = 0
         if not self._has_windows:

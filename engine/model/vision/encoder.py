@@ -81,7 +81,9 @@ class ImageEncoder:
         return sum(embeddings.nbytes for embeddings in self._kept.values())
 
     def begin(self, request_id: str, prompt: Sequence[int], images: Sequence[PromptImage]) -> None:
-        """Registers a request's images, also that it has none, if its tokens see those behind them.
+        """Registers a request's images, or what the model has to know of its prompt besides.
+
+        That is which tokens see those behind them, or where the prompt ends.
 
         Raises:
             ValueError: the model does not see, or an image does not fit it.
@@ -91,8 +93,9 @@ class ImageEncoder:
                 raise ValueError("this model takes no images")
             return
         uncut = self._model.together.runs(prompt, images)
-        if images or uncut:
-            shifts = self._model.shifts(prompt, images) if images else None
+        placed = images or self._model.windows_replies
+        if placed or uncut:
+            shifts = self._model.shifts(prompt, images) if placed else None
             self._requests[request_id] = PromptImages(
                 *(prompt, images, shifts, self.embeddings, uncut)
             )
@@ -110,11 +113,11 @@ class ImageEncoder:
             self._waiting[request_id] = _Waiting(prompt, missing)
 
     def of(self, request_id: str) -> PromptImages | None:
-        """A request's images; None if it is not registered."""
+        """What ``begin`` has registered of a request; None if nothing."""
         return self._requests.get(request_id)
 
     def __len__(self) -> int:
-        """The number of unfinished requests that are registered."""
+        """The number of unfinished requests that ``begin`` has registered."""
         return len(self._requests)
 
     def is_awaited(self, request_id: str) -> bool:

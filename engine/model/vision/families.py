@@ -15,7 +15,8 @@ class Family:
     Attributes:
         positions: what the position of a token is: its place in the sequence; M-RoPE by the grids
             of images; M-RoPE with the same number for all axes; HunyuanVL's XD-RoPE; MiniCPM-V's
-            canvas; the same for all tokens of an image.
+            canvas; the same for all tokens of an image; or its place, where the model takes the end
+            of the prompt besides, because a token behind it sees a window of those behind it.
         axis: which axis of the positions has the numbers that make one.
         deepstack: images also add embeddings to the hidden states of some layers, in the form that
             the type of this name has.
@@ -25,7 +26,8 @@ class Family:
         mark: that token, if it is not the config's ``image_token_index``.
         lead: embeddings in front of the image's that mlx-vlm's code adds to its tokens.
         closes: mlx-vlm's code counts images by two tokens at their ends.
-        derived: the parameter that says where an image's tokens are.
+        derived: the parameter that says where an image's tokens are; or one record of an image's
+            arrays and the place of its first token.
         together: tokens that see each other, also those behind them: those of an image; also the
             special ones in front of it; all of a prompt.
         has_plane: an image's tokens also have positions in height and width.
@@ -33,7 +35,7 @@ class Family:
             ``get_input_embeddings``.
     """
 
-    positions: Literal["place", "grid", "equal", "xdrope", "canvas", "block"] = "place"
+    positions: Literal["place", "grid", "equal", "xdrope", "canvas", "block", "prompt"] = "place"
     axis: int = 0
     deepstack: Literal["qwen3_vl", "qwen3_omni_moe", "granite4_vision"] | None = None
     marks_places: bool = False
@@ -41,7 +43,7 @@ class Family:
     mark: int | None = None
     lead: int = 0
     closes: bool = False
-    derived: Literal["images_seq_mask", "image_bound"] | None = None
+    derived: Literal["images_seq_mask", "image_bound", "records"] | None = None
     together: Literal["image", "block", "prompt"] | None = None
     has_plane: bool = False
     has_table: bool = False
@@ -60,6 +62,7 @@ _TOGETHER = Family(together="image")
 FAMILIES = {
     "aya_vision": _PLAIN,
     "cohere_compass": _DEEPSTACK,
+    "deepseek_v41": Family(derived="records"),
     "deepseek_vl_v2": _SEQ_MASK,
     "deepseekocr": _SEQ_MASK,
     "deepseekocr_2": _SEQ_MASK,
@@ -72,6 +75,7 @@ FAMILIES = {
     "gemma4_unified": _TOGETHER,
     "glm4v": _MROPE,
     "glm4v_moe": _MROPE,
+    "glm5_next": _PLAIN,
     "glm_ocr": _MROPE,
     "got": _PLAIN,
     "granite4_vision": Family(deepstack="granite4_vision"),
@@ -96,6 +100,7 @@ FAMILIES = {
     "locateanything": _PLAIN,
     "mage_vl": _PLAIN,
     "mimo_v2": _PLAIN,
+    "minimax_m3_vl": _PLAIN,
     "minicpmo": Family("equal", derived="image_bound"),
     "minicpmv4_6": Family("equal", derived="image_bound", has_table=True),
     "minicpmv4_7": Family("canvas", derived="image_bound", has_table=True),
@@ -122,8 +127,10 @@ FAMILIES = {
     "qwen3_omni_moe": Family("grid", deepstack="qwen3_omni_moe"),
     "qwen3_vl": _DEEPSTACK,
     "qwen3_vl_moe": _DEEPSTACK,
+    "qwen4_exp": _MROPE_TABLE,
     "smolvlm": _PLAIN,
     "step3p7": _PLAIN,
+    "unlimited_ocr": Family("prompt", derived="images_seq_mask"),
     "youtu_vl": _PLAIN,
     "zaya1_vl": Family(marks_places=True),
 }
@@ -133,6 +140,7 @@ FAMILIES = {
 # differently, return other numbers of tokens, or need a model's files that do not exist here.
 UNPREPARED = frozenset(
     {
+        "deepseek_v41",
         "deepseek_vl_v2",
         "deepseekocr",
         "deepseekocr_2",
@@ -161,6 +169,7 @@ UNPREPARED = frozenset(
         "phi4_siglip",
         "phi4mm",
         "plamo2vl",
+        "unlimited_ocr",
         "youtu_vl",
     }
 )

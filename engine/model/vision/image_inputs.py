@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -38,6 +39,8 @@ class ImageInputs:
         """
         tokens = mx.array([self._tokens(image, own)], mx.int32)
         arrays = {**self._arrays(image), **self._derived(image)}
+        if self._family.derived == "records":
+            arrays = {"pixel_values": [[_record(arrays)]]}
         pixels = arrays.pop("pixel_values", None)
         mask = arrays.pop("attention_mask", mx.ones(tokens.shape, mx.int32))
         return self._model.get_input_embeddings(tokens, pixels, mask=mask, **arrays)
@@ -98,6 +101,18 @@ class ImageInputs:
                 bounds = np.array([(run[0], run[-1] + 1) for run in runs])
                 return {"image_bound": [bounds]}
         return {}
+
+
+def _record(arrays: Mapping[str, mx.array]) -> SimpleNamespace:
+    """An image as DeepSeek's processor has it, at the first of its tokens."""
+    height, width = (int(side) for side in arrays["sides"])
+    return SimpleNamespace(
+        start=0,
+        patches=arrays["patches"],
+        n_vit_h=height,
+        n_vit_w=width,
+        types=[int(kind) for kind in arrays["types"]],
+    )
 
 
 def places_in_span(image: PromptImage) -> mx.array:

@@ -47,6 +47,8 @@ class VisionModel(Module):
         self._additions = layer_additions(model, family)
         self._stages = Stages(model)
         self.together = Together(model, family)
+        # Whether what a generated token sees depends on where its prompt ends.
+        self.windows_replies = family.positions == "prompt"
 
     @property
     def is_placed(self) -> bool:
@@ -66,6 +68,9 @@ class VisionModel(Module):
     def make_cache(self) -> list[Any]:
         """The caches of the language model, as mlx-lm's classes."""
         language_model = self.model.language_model
+        if hasattr(language_model, "make_row_caches"):
+            caches: list[Any] = language_model.make_row_caches()
+            return caches
         if hasattr(language_model, "make_cache"):
             return [_as_mlx_lm(cache) for cache in language_model.make_cache()]
         return [lm_cache.KVCache() for _ in self.layers]
@@ -86,7 +91,8 @@ class VisionModel(Module):
 
     def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
         """Logits ``[rows, step, vocabulary]`` of ``tokens``, ``[rows, step]``."""
-        cache = _as_mlx_vlm(cache)
+        view = getattr(self.model.language_model, "row_caches", _as_mlx_vlm)
+        cache = None if cache is None else view(cache)
         places = places_of(self._given)
         arguments = self.together.arguments(tokens.shape[1], cache, self._given)
         if not places:
@@ -130,6 +136,9 @@ class VisionModel(Module):
             return logits
         # mlx-vlm's method would compute positions of one sequence, and wait for the device.
         arguments["position_ids"] = self._positions.of_step(tokens.shape, cache, self._given)
+        if self.windows_replies:
+            logits = language_model(tokens, cache=cache, **arguments).logits
+            return logits
         hidden = language_model.model(tokens, cache=cache, **arguments)
         if hasattr(language_model, "lm_head"):
             logits = language_model.lm_head(hidden)
@@ -164,7 +173,8 @@ class VisionModel(Module):
     def shifts(self, prompt: Sequence[int], images: Sequence[PromptImage]) -> Positions | None:
         """The positions of a prompt's tokens minus their places; see ``TokenPositions``.
 
-        None for models whose positions are the places in the sequence.
+        None for models whose positions are the places in the sequence. With ``windows_replies``,
+        where the prompt ends.
         """
         return self._positions.shifts(prompt, images) if self._positions else None
 
@@ -190,7 +200,7 @@ def _as_mlx_lm(cache: Any) -> Any:
 
 def _as_mlx_vlm(caches: Any) -> Any:
     """The layers of a step, in mlx-vlm's lists where a layer has several."""
-    if not any(type(cache) is lm_cache.CacheList for cache in caches or ()):
+    if not any(type(cache) is lm_cache.CacheList for cache in caches):
         return caches
     kind = _vlm_caches().CacheList
     return [kind(*c.caches) if type(c) is lm_cache.CacheList else c for c in caches]

@@ -39,6 +39,9 @@ class TokenPositions:
         """
         if self._family.positions == "equal":
             return None
+        if self._family.positions == "prompt":
+            # mlx-vlm computes a prompt's last token like those that are generated.
+            return np.full((1, len(prompt)), len(prompt) - 1, np.int32)
         match self._family.positions:
             case "canvas":
                 positions = self._on_canvas(prompt, images)
@@ -58,8 +61,14 @@ class TokenPositions:
         return shifts.astype(np.int32)
 
     def of_step(self, shape: Sequence[int], cache: Any, given: Sequence[TokenInputs]) -> mx.array:
-        """The positions of a step's tokens, ``[axes, rows, step]`` or as the model has them."""
+        """The positions of a step's tokens, ``[axes, rows, step]`` or as the model has them.
+
+        With "prompt", the ends of their prompts instead, ``[rows, step]``.
+        """
         rows, step = shape
+        if self._family.positions == "prompt":
+            ends = shifts_of(given, 1) if given else np.zeros(rows * step, np.int32)
+            return mx.array(ends.reshape(rows, step))
         offset = mx.array(_offset(cache)).reshape(-1, 1)
         places = mx.broadcast_to(offset + mx.arange(step), (rows, step))
         if all(each.is_plain for each in given):

@@ -33,7 +33,7 @@ class Solo:
     """mlx-vlm's greedy tokens of a prompt alone, and the log-probabilities of each step."""
 
     def __init__(self, model: Any, form: Form, prompt: Prompt, count: int) -> None:
-        steps = list(_steps(model, prompt, count, form.unchunked))
+        steps = list(_steps(model, form, prompt, count))
         self.tokens = [token for token, _ in steps]
         self.logprobs = [logprobs for _, logprobs in steps]
 
@@ -140,20 +140,18 @@ def difference(bench: Bench, name: str, solo: Solo) -> str | None:
     return None
 
 
-def _steps(
-    model: Any, prompt: Prompt, count: int, unchunked: bool
-) -> Iterator[tuple[int, np.ndarray]]:
+def _steps(model: Any, form: Form, prompt: Prompt, count: int) -> Iterator[tuple[int, np.ndarray]]:
     from mlx.utils import tree_map
     from mlx_vlm.generate.ar import generate_step
 
     tokens = mx.array([prompt.theirs])
-    arrays = tree_map(mx.array, prompt.arrays)
+    arrays = form.records(tree_map(mx.array, prompt.arrays))
     pixels = arrays.pop("pixel_values", None)
     mask = mx.ones(tokens.shape, mx.int32)
     # NOTE: where a text sets none, mlx-vlm would use those of the prompt before.
     if hasattr(model.language_model, "_rope_deltas"):
         model.language_model._rope_deltas = None
-    if unchunked:
+    if form.unchunked:
         arrays["prefill_step_size"] = None
     steps = generate_step(tokens, model, pixels, mask, max_tokens=count, temperature=0.0, **arrays)
     for token, logprobs in steps:

@@ -52,9 +52,10 @@ def tiny_model(name: str, seed: int = 0) -> Any:
     from mlx_vlm.utils import update_module_configs
 
     package = importlib.import_module(f"mlx_vlm.models.{name}")
+    code = TYPES[name].code or name
     for path, value in TYPES[name].constants.items():
         owner, _, constant = path.rpartition(".")
-        setattr(pkgutil.resolve_name(f"mlx_vlm.models.{name}.{owner}"), constant, value)
+        setattr(pkgutil.resolve_name(f"mlx_vlm.models.{code}.{owner}"), constant, value)
     config = tiny_config(name)
     parsed = package.ModelConfig.from_dict(config)
     parsed = update_module_configs(parsed, package, config, list(PARTS))

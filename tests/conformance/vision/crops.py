@@ -58,6 +58,14 @@ _DEEPSEEK_TEXT = {
     "qk_rope_head_dim": 0,
     "num_key_value_heads": 4,
 }
+_DEEPSEEK_VISION = {
+    "model_type": "vision",
+    "hidden_size": 1024,
+    "layers": 2,
+    "width": 1024,
+    "num_attention_heads": 16,
+    "patch_size": 14,
+}
 TYPES = {
     "deepseek_vl_v2": Tiny(
         deepseek(6 + 1 + 6),
@@ -72,14 +80,7 @@ TYPES = {
         {
             "projector_config": {"input_dim": 2048, "n_embed": HIDDEN},
             "text_config": _DEEPSEEK_TEXT,
-            "vision_config": {
-                "model_type": "vision",
-                "hidden_size": 1024,
-                "layers": 2,
-                "width": 1024,
-                "num_attention_heads": 16,
-                "patch_size": 14,
-            },
+            "vision_config": _DEEPSEEK_VISION,
         },
         {"deepseekocr.SAMViTConfig": lambda: _sam(256)},
     ),
@@ -217,5 +218,16 @@ TYPES = {
         phi3(),
         {"vision_config": None, "text_config": None},
         {"vision.VisionModel.CLIP_VIT_LARGE_PATCH14_336_CONFIG": _PHI3_CLIP},
+    ),
+    "unlimited_ocr": Tiny(
+        deepseek_ocr(273, 256, 1),
+        {
+            "projector_config": {"input_dim": 2048, "n_embed": HIDDEN},
+            # Less than what is generated.
+            "text_config": {**_DEEPSEEK_TEXT, "sliding_window_size": 4},
+            "vision_config": _DEEPSEEK_VISION,
+        },
+        {"deepseekocr.SAMViTConfig": lambda: _sam(256)},
+        code="deepseekocr",
     ),
 }

@@ -30,6 +30,7 @@ class Form:
         unchunked: mlx-vlm's generation of prompts in chunks fails.
         whole: a prompt has to be in one chunk.
         lead: mlx-vlm takes an image behind so many tokens only.
+        records: makes of a prompt's arrays what mlx-vlm's code takes.
     """
 
     make: Callable[[Draw], tuple[Arrays, int]]
@@ -42,6 +43,7 @@ class Form:
     positions: tuple[str, ...] = ()
     derived: Callable[[list[int]], Arrays] = lambda tokens: {}
     lead: int | None = None
+    records: Callable[[Arrays], Arrays] = lambda arrays: arrays
     before: tuple[int, ...] = (START_ID,)
     after: tuple[int, ...] = (END_ID,)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -123,6 +124,45 @@ def deepseek_ocr(tokens: int, side: int, most: int) -> Form:
         }, tokens
 
     return Form(make, most=most, derived=sequence_mask)
+
+
+def deepseek_records() -> Form:
+    """Images of any size as records; a token begins it, ends it, and ends each of its rows."""
+
+    def make(draw: Draw) -> tuple[Arrays, int]:
+        height, width = draw.integers(1, 4, 2).tolist()
+        types = [0, *([1] * width + [2]) * height, 3]
+        sides = [MERGE * height, MERGE * width]
+        return {
+            "patches": draw.normal(size=(sides[0] * sides[1], 3, PATCH, PATCH)).astype(np.float32),
+            "sides": np.array(sides),
+            "types": np.array(types),
+            "start": np.zeros(1, np.int64),
+        }, len(types)
+
+    def records(arrays: Arrays) -> Arrays:
+        if not arrays:
+            return {}
+        made = [
+            SimpleNamespace(
+                start=image["start"].item(),
+                patches=image["patches"],
+                n_vit_h=image["sides"][0].item(),
+                n_vit_w=image["sides"][1].item(),
+                types=image["types"].tolist(),
+            )
+            for image in arrays["images"]
+        ]
+        return {"pixel_values": [made]}
+
+    return Form(
+        make,
+        lambda images: {"images": images},
+        positions=("start",),
+        before=(),
+        after=(),
+        records=records,
+    )
 
 
 def minicpm(merged: int | None, queries: int = 0) -> Form:

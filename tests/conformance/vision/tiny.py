@@ -14,9 +14,10 @@ class Tiny:
     """A type's images, and the values of its config that the common tiny ones do not fit.
 
     In ``config``, a part that is None is left out. ``constants`` replaces, by name, what mlx-vlm's
-    code has instead of fields.
+    code has instead of fields; it is that of another package's if ``code`` names one.
     """
 
     form: Form
     config: Mapping[str, Any] = field(default_factory=dict)
     constants: Mapping[str, Any] = field(default_factory=dict)
+    code: str = ""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pkgutil
 from pathlib import Path
 
-from conformance.vision import crops, grids, squares
+from conformance.vision import crops, grids, own_caches, squares
 
-TYPES = {**crops.TYPES, **grids.TYPES, **squares.TYPES}
+TYPES = {**crops.TYPES, **grids.TYPES, **own_caches.TYPES, **squares.TYPES}
 
 _CHOOSES = "it chooses among given answers"
 _EMBEDS = "it makes embeddings, no text"
@@ -41,18 +41,12 @@ NOT_APPLICABLE: dict[str, str] = {
     "siglip": _EMBEDS,
     "video_depth_anything": _SEES,
 }
-_OWN_CACHE = "its caches are of a kind of mlx-vlm's own"
 # Why a type fails that is not even tried.
 NOT_TRIED: dict[str, str] = {
-    "deepseek_v4": f"{_OWN_CACHE} (PoolingCache)",
-    "deepseek_v41": f"{_OWN_CACHE} (DeepseekV41Cache)",
+    "deepseek_v4": "what a group of tokens becomes depends on the model call that completes it",
     "falcon_perception": "a token brings coordinates besides its id",
     "gemma3n": "mlx-vlm scales the embeddings of generated tokens, but not those of prompts",
-    "glm5_next": f"{_OWN_CACHE} (PoolingCache)",
-    "minimax_m3_vl": f"{_OWN_CACHE} (MiniMaxM3KVCache)",
     "molmo_point": "a token's logits include those of places in the image",
-    "qwen4_exp": f"{_OWN_CACHE} (QSAKVCache)",
-    "unlimited_ocr": f"{_OWN_CACHE} (RingSlidingKVCache)",
 }
 
 

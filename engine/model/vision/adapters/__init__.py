@@ -8,7 +8,18 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-ADAPTED = ("gemma4", "hunyuan_vl", "inkling", "jina_vlm", "llama4")
+ADAPTED = (
+    "deepseek_v41",
+    "gemma4",
+    "glm5_next",
+    "hunyuan_vl",
+    "inkling",
+    "jina_vlm",
+    "llama4",
+    "minimax_m3_vl",
+    "qwen4_exp",
+    "unlimited_ocr",
+)
 
 
 def adapt(language_model: Any) -> None:

@@ -7,7 +7,7 @@ import random
 import pytest
 from conformance.vision.check import TOP, Solo, check, difference
 from conformance.vision.configs import tiny_model
-from conformance.vision.forms import random_prompt
+from conformance.vision.forms import Prompt, random_prompt
 from conformance.vision.types import NOT_APPLICABLE, NOT_TRIED, TYPES, type_names
 from support.engine.bench import Bench
 from support.vision.tiny_vision import numpy_of
@@ -26,7 +26,17 @@ def _served(model_type: str) -> VisionModel:
 
 
 @pytest.mark.parametrize(
-    "model_type", ["gemma4", "granite4_vision", "lfm2_vl", "minicpmo", "molmo", "phi4_siglip"]
+    "model_type",
+    [
+        "gemma4",
+        "glm5_next",
+        "granite4_vision",
+        "lfm2_vl",
+        "minicpmo",
+        "minimax_m3_vl",
+        "molmo",
+        "phi4_siglip",
+    ],
 )
 def test_batched_tokens_are_those_of_mlx_vlm_alone(model_type: str) -> None:
     result = check(model_type, seeds=(1,))
@@ -56,6 +66,20 @@ def test_recurrent_states_after_a_wrong_draft_have_the_positions_of_their_row() 
     bench.drain()
     assert difference(bench, "0", solo) is None
     assert sum(stats.draft_tokens for stats in bench.stats) > 0
+
+
+def test_a_reply_that_saw_a_window_is_no_prefix_of_the_next_prompt() -> None:
+    form = TYPES["unlimited_ocr"].form
+    model = tiny_model("unlimited_ocr")
+    bench = Bench(_served("unlimited_ocr"), prefix=1 << 24)
+    prompt = random_prompt(form, random.Random(0), 0, [])
+    for turn in range(2):
+        solo = Solo(model, form, prompt, 12)
+        bench.submit(str(turn), prompt.tokens, 12, logprobs=TOP)
+        bench.drain()
+        assert difference(bench, str(turn), solo) is None
+        tokens = [*prompt.tokens, *solo.tokens, 5, 6, 7]
+        prompt = Prompt(tokens, (), tokens, {})
 
 
 def test_an_image_that_must_be_whole_and_is_too_long_is_refused() -> None:
