@@ -28,7 +28,7 @@ class Person(BaseModel):
     """A person. Its schema allows other properties, too."""
 
     role: Literal["guest", "host"]
-    name: str = Field(max_length=100)
+    name: str = Field(max_length=30)
     age: int = Field(ge=0, le=120)
     home: Home | None
 

@@ -20,7 +20,7 @@ OUTPUTS = ("ToolOutput", "NativeOutput")
 class Place(BaseModel):
     country: Literal["Switzerland", "France"]
     # Last, so that a stream has many states that are valid so far.
-    name: str = Field(max_length=100)
+    name: str = Field(max_length=30)
 
 
 @pytest.fixture(scope="module")
