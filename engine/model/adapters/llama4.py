@@ -10,32 +10,42 @@ from mlx_lm.models import llama4
 from chairlift.engine.model.adapters.rows import has_rows
 
 
+def attend(layer: Any, x: mx.array, mask: Any, cache: Any, module: Any) -> mx.array:
+    """Attention that scales queries by each row's own positions.
+
+    Args:
+        layer: of mlx-lm's class, or mlx-vlm's.
+        x: ``[rows, length, hidden]``, as the result.
+        module: the module of the layer's class, where ``engine.model.attention`` replaces what
+            computes attention.
+    """
+    rows, length, _ = x.shape
+
+    def heads(projected: mx.array) -> mx.array:
+        return projected.reshape(rows, length, -1, layer.head_dim).swapaxes(1, 2)
+
+    # The model counts positions from 1.
+    positions = cache.offset[:, None] + mx.arange(1, length + 1)
+    scale = mx.log(mx.floor(positions / layer.floor_scale) + 1) * layer.attn_scale + 1
+    queries = heads(layer.q_proj(x))
+    queries = (queries * scale[:, None, :, None]).astype(queries.dtype)
+    keys, values = cache.update_and_fetch(heads(layer.k_proj(x)), heads(layer.v_proj(x)))
+    mixed = module.scaled_dot_product_attention(
+        queries, keys, values, cache=cache, scale=layer.scale, mask=mask
+    )
+    output: mx.array = layer.o_proj(mixed.swapaxes(1, 2).reshape(rows, length, -1))
+    return output
+
+
 class RowAttention(llama4.Attention):  # type: ignore[misc]
     """Attention that scales queries by each row's own positions."""
 
     def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
         """From ``[rows, length, hidden]`` to the same shape."""
-        scaled = self.attn_temperature_tuning and not self.use_rope
-        if not scaled or not has_rows(cache):
-            original: mx.array = super().__call__(x, mask, cache)
-            return original
-        rows, length, _ = x.shape
-
-        def heads(projected: mx.array) -> mx.array:
-            return projected.reshape(rows, length, -1, self.head_dim).swapaxes(1, 2)
-
-        # The model counts positions from 1.
-        positions = cache.offset[:, None] + mx.arange(1, length + 1)
-        scale = mx.log(mx.floor(positions / self.floor_scale) + 1) * self.attn_scale + 1
-        queries = heads(self.q_proj(x))
-        queries = (queries * scale[:, None, :, None]).astype(queries.dtype)
-        keys, values = cache.update_and_fetch(heads(self.k_proj(x)), heads(self.v_proj(x)))
-        # Looked up in the module, where ``engine.model.attention`` replaces it.
-        mixed = llama4.scaled_dot_product_attention(
-            queries, keys, values, cache=cache, scale=self.scale, mask=mask
-        )
-        output: mx.array = self.o_proj(mixed.swapaxes(1, 2).reshape(rows, length, -1))
-        return output
+        if self.attn_temperature_tuning and not self.use_rope and has_rows(cache):
+            return attend(self, x, mask, cache, llama4)
+        original: mx.array = super().__call__(x, mask, cache)
+        return original
 
 
 class RowModel(llama4.LlamaModel):  # type: ignore[misc]

@@ -6,6 +6,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from chairlift.engine.model.adapters.llama4 import attend
 from chairlift.engine.model.adapters.rows import has_rows
 
 
@@ -20,24 +21,9 @@ def batched() -> dict[type, type]:
         """Attention that scales queries by each row's own positions."""
 
         def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> Any:
-            if not self.attn_temperature_tuning or self.use_rope or not has_rows(cache):
-                return super().__call__(x, mask, cache)
-            rows, length, _ = x.shape
-
-            def heads(projected: mx.array) -> mx.array:
-                return projected.reshape(rows, length, -1, self.head_dim).swapaxes(1, 2)
-
-            # The model counts positions from 1.
-            positions = cache.offset[:, None] + mx.arange(1, length + 1)
-            scale = mx.log(mx.floor(positions / self.floor_scale) + 1) * self.attn_scale + 1
-            queries = heads(self.q_proj(x))
-            queries = (queries * scale[:, None, :, None]).astype(queries.dtype)
-            keys, values = cache.update_and_fetch(heads(self.k_proj(x)), heads(self.v_proj(x)))
-            # Looked up in the module, where ``engine.model.attention`` replaces it.
-            mixed = language.scaled_dot_product_attention(
-                queries, keys, values, cache, scale=self.scale, mask=mask
-            )
-            return self.o_proj(mixed.swapaxes(1, 2).reshape(rows, length, -1))
+            if self.attn_temperature_tuning and not self.use_rope and has_rows(cache):
+                return attend(self, x, mask, cache, language)
+            return super().__call__(x, mask, cache)
 
     class RowModel(model):  # type: ignore[misc]
         """A model that takes each layer's mask from the layer's cache."""
