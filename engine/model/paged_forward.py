@@ -169,7 +169,8 @@ class PagedForward(Forward):
             *([Run(None, tail)] if tail else []),
         ]
         inputs = [chunk.inputs(len(chunk.tokens), len(chunk.tokens)) for chunk in chunks]
-        plain = _have_images(chunks) or any(chunk.scored or chunk.pooled for chunk in chunks)
+        plain = not all(each.is_plain for each in inputs)
+        plain |= any(chunk.scored or chunk.pooled for chunk in chunks)
         with (
             paged_step(rows, new, 0, MIN_PAGES, counts, tail, row_limit) as step,
             self.routing.of(runs),
