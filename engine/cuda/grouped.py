@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from chairlift.engine.cuda.grouped_source import HEADER, SOURCE
+from chairlift.engine.cuda.source import included
 
 _WARPS = 4
 DTYPES = (mx.bfloat16, mx.float16)
@@ -96,8 +96,8 @@ def _kernel() -> Any:
         name="chairlift_grouped_product",
         input_names=["x", "experts", "weight", "scales", "biases", "bias"],
         output_names=["out"],
-        header=HEADER,
-        source=SOURCE,
+        header=included("grouped_header"),
+        source=included("grouped"),
     )
 
 

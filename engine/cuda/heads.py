@@ -13,82 +13,12 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from chairlift.engine.cuda.constants import constant
+from chairlift.engine.cuda.source import included
 
 _WARPS = 4
 _THREADS = 256
 # Numbers that each thread of SwiGLU computes.
 WIDE = 8
-
-# Grid: (query, key and value heads, token); one warp for each head of a token. A lane computes
-# pairs of numbers that the rotary embedding rotates together, then pairs of the remaining numbers.
-_SPLIT = """
-  constexpr int PAIRS = DIM / 2, HALF = TURNED / 2, EACH = (PAIRS + 31) / 32;
-  const int head = blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int length = product_shape[1], token = blockIdx.y;
-  const int row = token / length, at = token % length;
-  if (head >= HEADS + 2 * KEY_HEADS) return;
-  const bool is_value = head >= HEADS + KEY_HEADS, is_key = head >= HEADS && !is_value;
-  const long from = ((long)token * (HEADS + 2 * KEY_HEADS) + head) * DIM;
-  int low[EACH], high[EACH];
-  float lows[EACH], highs[EACH], sum = 0.f;
-  #pragma unroll
-  for (int e = 0; e < EACH; ++e) {
-    const int pair = lane + 32 * e;
-    if (pair >= PAIRS) break;
-    low[e] = pair < HALF ? pair : TURNED + 2 * (pair - HALF);
-    high[e] = pair < HALF ? pair + HALF : low[e] + 1;
-    lows[e] = static_cast<float>(product[from + low[e]]);
-    highs[e] = static_cast<float>(product[from + high[e]]);
-    if (BIAS) {
-      lows[e] = static_cast<float>(T(lows[e] + static_cast<float>(bias[head * DIM + low[e]])));
-      highs[e] = static_cast<float>(T(highs[e] + static_cast<float>(bias[head * DIM + high[e]])));
-    }
-    sum += lows[e] * lows[e] + highs[e] * highs[e];
-  }
-  if (NORMS && !is_value) {
-    #pragma unroll
-    for (int apart = 16; apart; apart /= 2) sum += __shfl_xor_sync(0xffffffff, sum, apart);
-    const float factor = rsqrtf(sum / DIM + eps[0]);
-    const T* weight = is_key ? key_norm : query_norm;
-    #pragma unroll
-    for (int e = 0; e < EACH; ++e) {
-      if (lane + 32 * e >= PAIRS) break;
-      lows[e] = static_cast<float>(T(lows[e] * factor * static_cast<float>(weight[low[e]])));
-      highs[e] = static_cast<float>(T(highs[e] * factor * static_cast<float>(weight[high[e]])));
-    }
-  }
-  const int own = is_value ? head - HEADS - KEY_HEADS : is_key ? head - HEADS : head;
-  T* const to = is_value ? values : is_key ? keys : queries;
-  const long where = (((long)row * (is_value || is_key ? KEY_HEADS : HEADS) + own) * length + at)
-      * DIM;
-  const float position = positions[row] + at;
-  #pragma unroll
-  for (int e = 0; e < EACH; ++e) {
-    const int pair = lane + 32 * e;
-    if (pair >= PAIRS) break;
-    float sine = 0.f, cosine = 1.f;
-    if (pair < HALF && !is_value) sincosf(position * frequencies[pair], &sine, &cosine);
-    to[where + low[e]] = T(lows[e] * cosine - highs[e] * sine);
-    to[where + high[e]] = T(lows[e] * sine + highs[e] * cosine);
-  }
-"""
-
-# One-dimensional grid: each thread computes eight numbers of a token's SwiGLU.
-_SWIGLU = """
-  struct alignas(8 * sizeof(T)) Eight { T v[8]; };
-  const long i = (long)blockIdx.x * blockDim.x + threadIdx.x;
-  const int wide = product_shape[2] / 16;
-  if (i >= (long)product_shape[0] * product_shape[1] * wide) return;
-  const Eight* from = reinterpret_cast<const Eight*>(product) + i / wide * 2 * wide + i % wide;
-  const Eight gate = from[0], up = from[wide];
-  Eight mixed;
-  #pragma unroll
-  for (int n = 0; n < 8; ++n) {
-    const float g = static_cast<float>(gate.v[n]);
-    mixed.v[n] = T(g / (1.f + expf(-g)) * static_cast<float>(up.v[n]));
-  }
-  reinterpret_cast<Eight*>(out)[i] = mixed;
-"""
 
 
 class HeadNorms(NamedTuple):
@@ -202,7 +132,7 @@ def _split() -> Any:
             "bias",
         ],
         output_names=["queries", "keys", "values"],
-        source=_SPLIT,
+        source=included("split_heads"),
     )
 
 
@@ -212,5 +142,5 @@ def _swiglu() -> Any:
         name="chairlift_swiglu",
         input_names=["product"],
         output_names=["out"],
-        source=_SWIGLU,
+        source=included("swiglu"),
     )

@@ -18,8 +18,7 @@ import mlx.core as mx
 from mlx.nn.layers.linear import Linear
 
 from chairlift.engine.cuda.constants import constant
-from chairlift.engine.cuda.paged.ptx import launch_bounds
-from chairlift.engine.cuda.skinny_source import HEADER, SOURCE
+from chairlift.engine.cuda.source import included, launch_bounds
 from chairlift.engine.model.trials.trial import Trial, within_largest
 
 log = logging.getLogger(__name__)
@@ -190,6 +189,6 @@ def _kernel(warps: int) -> Any:
         name=f"chairlift_skinny_product_{warps}",
         input_names=["x", "weight", "norm", "eps", "to"],
         output_names=["out"],
-        header=HEADER + launch_bounds(warps * 32, 1),
-        source=SOURCE,
+        header=included("ptx", "skinny_header") + launch_bounds(warps * 32, 1),
+        source=included("skinny"),
     )

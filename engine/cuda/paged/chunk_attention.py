@@ -23,10 +23,9 @@ from chairlift.engine.cuda.paged.arrays import (
     sinks_array,
     window_array,
 )
-from chairlift.engine.cuda.paged.chunk_source import SOURCE
-from chairlift.engine.cuda.paged.packing import PACKED_ROWS, template_of
-from chairlift.engine.cuda.paged.ptx import HEADER, launch_bounds
+from chairlift.engine.cuda.paged.packing import template_of
 from chairlift.engine.cuda.paged.token_attention import empty_pool
+from chairlift.engine.cuda.source import included, launch_bounds
 
 # Rows of a block's products, pairs of a token and a head.
 TILE = 64
@@ -180,6 +179,6 @@ def _kernel(blocks: int) -> Any:
             "sinks",
         ],
         output_names=["out", "partials", "weights"],
-        header=HEADER + PACKED_ROWS + launch_bounds(TILE * 2, blocks),
-        source=SOURCE,
+        header=included("ptx", "packed_rows") + launch_bounds(TILE * 2, blocks),
+        source=included("chunk"),
     )

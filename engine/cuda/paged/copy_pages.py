@@ -8,25 +8,11 @@ from typing import Any
 import mlx.core as mx
 
 from chairlift.cache.pages.kernels import KeysValues
+from chairlift.engine.cuda.source import included
 
 _THREADS = 256
 # A thread copies so many bytes; every page is a multiple of them, because it has 64 tokens.
 _WORD_BYTES = 16
-
-# Grid: (words of a page, pairs of pages).
-_SOURCE = """
-  const long key_words = (long)keys_shape[1] * keys_shape[2] * keys_shape[3] * sizeof(T) / 16;
-  const long value_words =
-      (long)values_shape[1] * values_shape[2] * values_shape[3] * sizeof(T) / 16;
-  const long word = (long)blockIdx.x * blockDim.x + threadIdx.x;
-  const long from = pairs[2 * blockIdx.y], to = pairs[2 * blockIdx.y + 1];
-  if (word == 0 && blockIdx.y == 0) done[0] = 1;
-  uint4* key_pages = reinterpret_cast<uint4*>(const_cast<T*>(keys));
-  uint4* value_pages = reinterpret_cast<uint4*>(const_cast<T*>(values));
-  if (word < key_words) key_pages[to * key_words + word] = key_pages[from * key_words + word];
-  if (word < value_words)
-    value_pages[to * value_words + word] = value_pages[from * value_words + word];
-"""
 
 
 def copy_pages(pool: KeysValues, pairs: mx.array) -> mx.array:
@@ -59,6 +45,6 @@ def _kernel() -> Any:
         name="chairlift_pages_copy",
         input_names=["keys", "values", "pairs"],
         output_names=["done"],
-        source=_SOURCE,
+        source=included("copy_pages"),
         ensure_row_contiguous=False,
     )

@@ -17,15 +17,13 @@ from chairlift.cache.pages.kernels import KeysValues
 from chairlift.cache.pages.page import PAGE_TOKENS
 from chairlift.cache.quantized import Quantization
 from chairlift.engine.cuda.constants import constant
-from chairlift.engine.cuda.paged import token_source as source
 from chairlift.engine.cuda.paged.arrays import (
     TokenStep,
     scale_array,
     sinks_array,
 )
-from chairlift.engine.cuda.paged.packing import PACKED_ROWS, template_of
-from chairlift.engine.cuda.paged.plain_token_source import PLAIN
-from chairlift.engine.cuda.paged.ptx import HEADER
+from chairlift.engine.cuda.paged.packing import template_of
+from chairlift.engine.cuda.source import included
 
 HEAD_DIMS = (64, 80, 96, 128, 192, 256)
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
@@ -197,6 +195,6 @@ def _kernel(tensor: bool) -> Any:
             "sinks",
         ],
         output_names=["out", "partials", "weights"],
-        header=HEADER + PACKED_ROWS,
-        source=source.BEGIN + (source.TENSOR if tensor else PLAIN) + source.END,
+        header=included("ptx", "packed_rows"),
+        source=included("token_begin", "token_tensor" if tensor else "token_plain", "token_end"),
     )

@@ -1,4 +1,4 @@
-// CUDA's types and functions, and in place of ``paged/ptx.py``'s functions of one instruction, C++.
+// CUDA's types and functions, and in place of ``ptx.cuh``'s functions of one instruction, C++.
 #pragma once
 
 namespace {

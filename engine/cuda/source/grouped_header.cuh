@@ -1,14 +1,9 @@
-"""CUDA source of products of few tokens with the weights of their experts; see ``grouped``.
-
-A warp multiplies 16 or 32 rows of a weight with up to 64 tokens on tensor cores. Weight rows and
-tokens are read as they lie in memory, 16 bytes a lane: the lanes of a quad take other numbers of
-a row than the instruction says, but the same ones of a weight row and of a token, so that the sum
-is the same. The warps of a block each take a part of the rows' numbers.
-"""
-
-from __future__ import annotations
-
-HEADER = """
+// CUDA source of products of few tokens with the weights of their experts; see ``grouped``.
+//
+// A warp multiplies 16 or 32 rows of a weight with up to 64 tokens on tensor cores. Weight rows and
+// tokens are read as they lie in memory, 16 bytes a lane: the lanes of a quad take other numbers of
+// a row than the instruction says, but the same ones of a weight row and of a token, so that the
+// sum is the same. The warps of a block each take a part of the rows' numbers.
 template <int N> struct Number { static constexpr int value = N; };
 
 template <typename T> __device__ inline unsigned packed(float low, float high) {
@@ -160,30 +155,3 @@ __device__ inline void product(
       }
     }
 }
-"""
-
-# Grid: (16 * ROWS rows of the weight, expert).
-SOURCE = """
-  __shared__ float shared[WARPS * 32 * 4];
-  const int expert = blockIdx.y, column = blockIdx.x * 16 * ROWS, tokens = x_shape[0];
-  const int inputs = x_shape[1], outputs = weight_shape[1];
-  int first = 0, last = tokens;
-  if (!ONE) {
-    first = first_from(experts, tokens, expert);
-    last = first_from(experts, tokens, expert + 1);
-  }
-  const T* added = BIAS ? bias : nullptr;
-  const auto block = [&](auto tiles, int start) {
-    product<T, BFLOAT, BITS, GROUP, WARPS, ROWS, decltype(tiles)::value>(
-        shared, inputs, outputs, x, weight, scales, biases, added, out, expert, column, start,
-        last);
-    return start + 8 * decltype(tiles)::value;
-  };
-  for (int start = first; start < last;) {
-    const int left = last - start;
-    if (left <= 8) start = block(Number<1>{}, start);
-    else if (left <= 16) start = block(Number<2>{}, start);
-    else if (left <= 32) start = block(Number<4>{}, start);
-    else start = block(Number<8>{}, start);
-  }
-"""

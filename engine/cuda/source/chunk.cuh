@@ -1,15 +1,10 @@
-"""CUDA source of ``chunk_attention``; ``ptx.HEADER`` comes before it."""
-
-from __future__ import annotations
-
-# Grid: (key head and part of its group, split of a tile of query tokens). Each of the four warps
-# has 16 of the tile's ROWS rows, pairs of a token and a head; a thread has two of them,
-# ``lane / 4`` and eight more. If a tile's columns are split, the last of its blocks merges the
-# results. Keys and values pass through shared memory, whose rows are eight numbers longer than
-# needed: so the eight rows of a matrix lie in different banks. Keys arrive while the former tile's
-# values are in use, and values while the keys are. Scores are exponents of two: log2(e) is part of
-# ``scale``.
-SOURCE = """
+// Grid: (key head and part of its group, split of a tile of query tokens). Each of the four warps
+// has 16 of the tile's ROWS rows, pairs of a token and a head; a thread has two of them,
+// ``lane / 4`` and eight more. If a tile's columns are split, the last of its blocks merges the
+// results. Keys and values pass through shared memory, whose rows are eight numbers longer than
+// needed: so the eight rows of a matrix lie in different banks. Keys arrive while the former tile's
+// values are in use, and values while the keys are. Scores are exponents of two: log2(e) is part of
+// ``scale``.
   constexpr float LEAST = -1e30f, NEVER = -3e38f;
   constexpr int THREADS = ROWS * 2, STRIDE = DIM + 8;
   constexpr int POOLED = row_size<T, DIM, GROUP, BITS>();  // numbers of a column in the pool
@@ -282,4 +277,3 @@ SOURCE = """
       to[1] = rounded<BFLOAT>(result[e][2] * share, result[e][3] * share);
     }
   }
-"""

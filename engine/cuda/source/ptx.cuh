@@ -1,24 +1,6 @@
-"""CUDA source of what the kernels have in common: types, and functions of one PTX instruction.
-
-The emulator of the tests defines ``EMULATED`` and has those functions in C++.
-"""
-
-from __future__ import annotations
-
-
-def launch_bounds(threads: int, blocks: int) -> str:
-    """Limits a kernel's registers, so that some of its blocks fit on a processor. Part of a header.
-
-    Args:
-        threads: of a block.
-        blocks: at least on one processor at a time.
-    """
-    bounds = f"__launch_bounds__({threads}, {blocks})"
-    # MLX writes the kernel's signature, and has no argument for this.
-    return f"#undef __global__\n#define __global__ __attribute__((global)) {bounds}\n"
-
-
-HEADER = """
+// What the kernels have in common: types, and functions of one PTX instruction.
+//
+// The emulator of the tests defines EMULATED and has those functions in C++.
 template <typename T> struct alignas(16) Eight { T v[8]; };
 struct alignas(16) Four { unsigned v[4]; };
 
@@ -109,4 +91,3 @@ __device__ inline void wait_for_copies() {
   asm volatile("cp.async.wait_all;" ::: "memory");
 }
 #endif
-"""

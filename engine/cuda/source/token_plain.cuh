@@ -1,9 +1,4 @@
-"""The fragment of ``token_source`` that computes without tensor cores."""
-
-from __future__ import annotations
-
-# Scores and sums without tensor cores: any type, any head dimension.
-PLAIN = """
+// Scores and sums without tensor cores: any type, any head dimension.
   __shared__ float all_mixed[WARPS][HEADS][DIM];
   constexpr int LANES = DIM <= 64 ? 8 : (DIM <= 128 ? 16 : 32);  // that share a column
   constexpr int SIDE = 32 / LANES;    // columns that a warp takes side by side
@@ -111,4 +106,3 @@ PLAIN = """
       if (lane == 0) { all_high[warp][h] = high[h]; all_sum[warp][h] = sum[h]; }
     }
   }
-"""

@@ -1,29 +1,13 @@
-"""CUDA source of products of few tokens with a weight (skinny GEMMs); see ``skinny``.
-
-A block multiplies 16 to 64 rows of a weight with all tokens on tensor cores. Each of its warps
-takes other numbers of the rows, 32 or 64 at a time, and their sums are added in shared memory.
-Weight rows and tokens are read as they lie in memory, 16 bytes a lane: the lanes of a quad take
-other numbers of a row than the instruction says, but the same ones of a weight row and of a token,
-so that the sum is the same.
-"""
-
-from __future__ import annotations
-
-from chairlift.engine.cuda.paged.ptx import HEADER as PTX
-
-HEADER = (
-    PTX
-    + """
-template <typename T> __device__ inline Four once(const T* from) {
-  const uint4 words = __ldcg(reinterpret_cast<const uint4*>(from));
-  return {words.x, words.y, words.z, words.w};
-}
-"""
-)
-
-# Grid: (16 * ROWS rows of the weight; half of them are rows of gate and half of up, if GATED). The
-# tokens are at most 8 * TILES.
-SOURCE = """
+// CUDA source of products of few tokens with a weight (skinny GEMMs); see ``skinny``.
+//
+// A block multiplies 16 to 64 rows of a weight with all tokens on tensor cores. Each of its warps
+// takes other numbers of the rows, 32 or 64 at a time, and their sums are added in shared memory.
+// Weight rows and tokens are read as they lie in memory, 16 bytes a lane: the lanes of a quad take
+// other numbers of a row than the instruction says, but the same ones of a weight row and of a
+// token, so that the sum is the same.
+//
+// Grid: (16 * ROWS rows of the weight; half of them are rows of gate and half of up, if GATED). The
+// tokens are at most 8 * TILES.
   constexpr int STEP = 32 * PARTS, TILE = 16 * 8, OWN = GATED ? ROWS / 2 : ROWS;
   __shared__ float parts[WARPS * ROWS * TILE];
   __shared__ float squares[WARPS * TILES * 8];
@@ -135,4 +119,3 @@ SOURCE = """
       }
     }
   }
-"""

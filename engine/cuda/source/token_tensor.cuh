@@ -1,58 +1,10 @@
-"""CUDA source of ``token_attention``, in fragments.
-
-The kernel is ``BEGIN``, then ``TENSOR`` or ``plain_token_source.PLAIN``, then ``END``, with
-``ptx.HEADER`` before it.
-MLX generates its signature from the names of inputs, outputs and template arguments.
-"""
-
-from __future__ import annotations
-
-# Grid: (split, key head and part of its group, token). A token uses as many splits as it needs for
-# ``span`` columns each at most; they begin at multiples of UNIT columns. Scores are exponents of
-# two: log2(e) is part of ``scale``.
-BEGIN = """
-  constexpr float LEAST = -1e30f, NEVER = -3e38f;
-  constexpr int UNIT = 16, ROW = row_size<T, DIM, GROUP, BITS>();
-  const int key_heads = keys_shape[1];
-  const int splits = gridDim.x, split = blockIdx.x, token = blockIdx.z;
-  const int parts = gridDim.y / key_heads, key_head = blockIdx.y / parts;
-  const int head = blockIdx.y * HEADS;  // the first of the part
-  const int heads = gridDim.y * HEADS;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  if (lengths[token] == 0) return;
-  const int* table = tables + (long)owners[token] * tables_shape[1];
-  const int begin = begins[token], stop = stops[token], start = stop - lengths[token];
-  const int unit = start / UNIT, units = (stop + UNIT - 1) / UNIT - unit;
-  const int used = MANY ? (units * UNIT + span[0] - 1) / span[0] : 1;
-  if (split >= used) return;
-  const int first = max(start, (unit + units * split / used) * UNIT);
-  const int last = min(stop, (unit + units * (split + 1) / used) * UNIT);
-  const long each = (long)key_heads * DIM;  // of the step's keys, numbers of a token
-  const long fresh = token * each + key_head * DIM;
-  // Of a column of the pool, the first number.
-  const auto pooled = [&](int page, int column) {
-    return (((long)page * key_heads + key_head) * PAGE + column % PAGE) * ROW;
-  };
-  if (BITS == 0 && split == 0 && blockIdx.y % parts == 0 && threadIdx.x < DIM / 8) {
-    const int at = threadIdx.x * 8;
-    // Nobody reads this column of the pool in this step.
-    const long where = pooled(table[(stop - 1) / PAGE], stop - 1) + at;
-    *(Eight<T>*)(keys + where) =
-        *reinterpret_cast<const Eight<T>*>(new_keys + fresh + at);
-    *(Eight<T>*)(values + where) =
-        *reinterpret_cast<const Eight<T>*>(new_values + fresh + at);
-  }
-  __shared__ float all_high[WARPS][HEADS], all_sum[WARPS][HEADS];
-"""
-
-# Scores and sums with tensor cores. A product has 16 rows, columns of the cache or numbers of a
-# value, and eight columns: the query heads, at most eight, and zeros. Each warp takes UNIT columns
-# of the cache at a time, which lie in one page. Their keys and values pass through the warp's own
-# part of shared memory: the next keys arrive while these values are in use, and the next values
-# while those keys are. Rows there are eight numbers longer than needed, so that the eight rows of a
-# matrix lie in different banks. A weight is split into two numbers of the key's type, whose sum has
-# 16 bits, to lose little precision.
-TENSOR = """
+// Scores and sums with tensor cores. A product has 16 rows, columns of the cache or numbers of a
+// value, and eight columns: the query heads, at most eight, and zeros. Each warp takes UNIT columns
+// of the cache at a time, which lie in one page. Their keys and values pass through the warp's own
+// part of shared memory: the next keys arrive while these values are in use, and the next values
+// while those keys are. Rows there are eight numbers longer than needed, so that the eight rows of
+// a matrix lie in different banks. A weight is split into two numbers of the key's type, whose sum
+// has 16 bits, to lose little precision.
   constexpr int PIECES = DIM / 8, STRIDE = PIECES + 1;  // 16 bytes each
   constexpr int STEP = WARPS * UNIT;
   __shared__ Eight<T> tiles[WARPS][2][UNIT * STRIDE];
@@ -202,73 +154,3 @@ TENSOR = """
     }
     if (g == 0) { all_high[warp][h] = high[i]; all_sum[warp][h] = sum[i]; }
   }
-"""
-
-END = """
-  __syncthreads();
-  for (int i = threadIdx.x; i < HEADS * DIM; i += WARPS * 32) {
-    const int h = i / DIM, dim = i % DIM;
-    float higher = LEAST;
-    #pragma unroll
-    for (int w = 0; w < WARPS; ++w) higher = fmaxf(higher, all_high[w][h]);
-    float total = 0.f, result = 0.f;
-    #pragma unroll
-    for (int w = 0; w < WARPS; ++w) {
-      const float faded = exp2f(all_high[w][h] - higher);
-      total += all_sum[w][h] * faded;
-      result += all_mixed[w][h][dim] * faded;
-    }
-    const long whole = (long)token * heads + head + h;
-    if (used > 1) {
-      partials[(whole * splits + split) * DIM + dim] = result;
-      if (dim == 0) {
-        weights[(whole * splits + split) * 2] = higher;
-        weights[(whole * splits + split) * 2 + 1] = total;
-      }
-    } else {
-      out[whole * DIM + dim] = static_cast<T>(total > 0.f ? result / total : 0.f);
-    }
-  }
-  if (used == 1) return;
-  // The last of the token's blocks merges the results of all.
-  __shared__ int ended;
-  __threadfence();
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    int* counter = const_cast<int*>(counters) + token * gridDim.y + blockIdx.y;
-    ended = atomicAdd(counter, 1) + 1;
-    if (ended == used) *counter = 0;  // for the next launch
-  }
-  __syncthreads();
-  if (ended < used) return;
-  __threadfence();
-  constexpr int EACH = (HEADS * DIM + WARPS * 32 - 1) / (WARPS * 32);  // numbers of a thread
-  constexpr int AT_ONCE = EACH < 8 ? EACH : 8;  // that it merges together
-  for (int base = threadIdx.x; base < HEADS * DIM; base += AT_ONCE * WARPS * 32) {
-    float highest[AT_ONCE], total[AT_ONCE] = {}, result[AT_ONCE] = {};
-    #pragma unroll
-    for (int e = 0; e < AT_ONCE; ++e) highest[e] = LEAST;
-    #pragma unroll 2
-    for (int s = 0; s < used; ++s) {
-      #pragma unroll
-      for (int e = 0; e < AT_ONCE; ++e) {
-        const int i = min(base + e * WARPS * 32, HEADS * DIM - 1);
-        const long at = ((long)token * heads + head + i / DIM) * splits + s;
-        const float theirs = __ldcg(weights + at * 2), share = __ldcg(weights + at * 2 + 1);
-        const float number = __ldcg(partials + at * DIM + i % DIM);
-        const float higher = fmaxf(highest[e], theirs);
-        const float mine = exp2f(highest[e] - higher), their = exp2f(theirs - higher);
-        total[e] = total[e] * mine + share * their;
-        result[e] = result[e] * mine + number * their;
-        highest[e] = higher;
-      }
-    }
-    #pragma unroll
-    for (int e = 0; e < AT_ONCE; ++e) {
-      const int i = base + e * WARPS * 32;
-      if (i < HEADS * DIM)
-        out[((long)token * heads + head) * DIM + i] =
-            static_cast<T>(total[e] > 0.f ? result[e] / total[e] : 0.f);
-    }
-  }
-"""
