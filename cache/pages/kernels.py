@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple, Protocol
 
 import mlx.core as mx
 
-from chairlift.cache.pages.step import KindStep, StepTokens
+from chairlift.cache.pages.step import ChunkPlace, KindStep, StepSizes, TileTable
 from chairlift.cache.quantized import Quantization
 
 
@@ -60,11 +60,10 @@ class PageKernels(Protocol):
         """
         ...
 
-    def tile(self, tokens: StepTokens, form: Hashable) -> None:
-        """Makes ``tokens.tiles[form]``, which ``attend`` would make when it needs it.
-
-        In a step that is compiled it is an argument, so that it has to be known before.
-        """
+    def tile_table(
+        self, chunks: Sequence[ChunkPlace], sizes: StepSizes, form: Hashable
+    ) -> TileTable:
+        """Makes the tiles of a step with chunks, for the layers of a form that ``attend`` used."""
         ...
 
     def put(self, buffers: KeysValues, new: KeysValues, slots: mx.array) -> mx.array:

@@ -14,7 +14,7 @@ from chairlift.cache.pages.batch import PagedBatch
 from chairlift.cache.pages.buffers import LayerPages
 from chairlift.cache.pages.kernels import KeysValues
 from chairlift.cache.pages.memory import PagedMemory
-from chairlift.cache.pages.step import KindStep, StepTokens, step_kinds
+from chairlift.cache.pages.step import KindStep, StepTokens, step_arrays
 
 
 class PagedMask(NamedTuple):
@@ -104,6 +104,7 @@ class PagedStep:
         memory: the pages.
         tokens: the step's tokens.
         kinds: the tables of each kind, by its window.
+        more: the further arrays that were uploaded with the step.
         traced: the step is being compiled.
         layers_by_keys: the layers that have taken keys in this step, by the ``id`` of these.
     """
@@ -111,6 +112,7 @@ class PagedStep:
     memory: PagedMemory
     tokens: StepTokens
     kinds: Mapping[int | None, KindStep]
+    more: Sequence[mx.array] = ()
     traced: bool = False
     layers_by_keys: dict[int, PagedLayer] = field(default_factory=dict)
 
@@ -169,6 +171,7 @@ def paged_step(
     tail: int = 0,
     row_limit: int = 0,
     alone: bool = False,
+    more: Sequence[Sequence[int]] = (),
 ) -> Iterator[PagedStep]:
     """A context of one model call in which rows take a token each, and prompts take chunks.
 
@@ -183,8 +186,9 @@ def paged_step(
         drafted: for each of ``bands``, the tokens that each row takes. Call ``advance`` with those
             that it keeps; until then the rows' offsets stay as they are. None: each row takes one.
         tail: unused tokens behind those of the chunks.
-        row_limit: see ``StepTokens``.
-        alone: see ``step_kinds``.
+        row_limit: see ``StepSizes``.
+        alone: see ``step_arrays``.
+        more: further numbers that the call needs on the device.
 
     Raises:
         OutOfPages: there are too few pages.
@@ -209,10 +213,15 @@ def paged_step(
         parts.insert(len(bands), np.zeros((padding, width), np.int32))
         tables[window] = np.concatenate(parts)
     own_chunks = [(batch.offsets[0], new) for batch, new in chunks]
-    kinds = step_kinds(rows, own_chunks, tables, tail, row_limit, alone)
+    further = [np.array(numbers, np.int32) for numbers in more]
+    forms = dict.fromkeys(memory.forms, memory.kernels.tile_table)
+    kinds, uploads = step_arrays(
+        *(rows, own_chunks, tables, tail, row_limit, alone, further, forms)
+    )
     tokens = next(iter(kinds.values())).tokens
-    step = PagedStep(memory, tokens, kinds)
+    step = PagedStep(memory, tokens, kinds, uploads)
     with step.running():
         yield step
+    memory.forms |= dict.fromkeys(tokens.tiles)
     for batch, new in batches if drafted is None else batches[len(bands) :]:
         batch.advance(new)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -49,6 +49,8 @@ class PagedMemory:
             LayerPages(self.pools[kind.window], kernels, quantization) for kind in kinds
         )
         self.kernels = kernels
+        # The forms of layers whose tiles steps with chunks need, as far as they are known.
+        self.forms: dict[Hashable, None] = {}
         self.view = view
         self.effects: list[mx.array] = []
 

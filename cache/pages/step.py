@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -36,16 +37,45 @@ class ChunkPlace(NamedTuple):
     sequence: int
 
 
-class Tiles(NamedTuple):
-    """What a device's kernels make of a step's tokens, for one form of layers.
+class StepSizes(NamedTuple):
+    """The numbers of a step's tokens.
 
     Attributes:
-        array: for the kernels.
-        slots: a number that decides which kernels are launched, beside the shape of ``array``.
+        tokens: all tokens, with unused ones.
+        rows: the number of tokens of decode rows: one of each, or a few with a draft. They come
+            first; the first rows of the tables are theirs.
+        row_limit: an upper bound of ``rows``, the same in many steps; kernels for single tokens
+            compute so many. At least 1.
+        chunk_limit: an upper bound of the number of prompts, and one more, the same in many steps.
     """
+
+    tokens: int
+    rows: int
+    row_limit: int
+    chunk_limit: int
+
+
+class TileTable(NamedTuple):
+    """What a device's kernels make of a step's tokens, for one form of layers; on the host.
+
+    Attributes:
+        table: for the kernels.
+        slots: a number that decides which kernels are launched, beside the shape of ``table``.
+    """
+
+    table: Table
+    slots: int
+
+
+class Tiles(NamedTuple):
+    """A ``TileTable`` on the device."""
 
     array: mx.array
     slots: int
+
+
+# Makes the table of a step with these chunks, for a form of layers.
+Tiler = Callable[[Sequence[ChunkPlace], StepSizes, Any], TileTable]
 
 
 class TokenArrays(NamedTuple):
@@ -71,19 +101,13 @@ class StepTokens:
     """The tokens of a step: those of decode rows, then those of prompt chunks, then unused ones.
 
     Attributes:
-        rows: the number of tokens of decode rows: one of each, or a few with a draft. They come
-            first; the first rows of the tables are theirs.
-        row_limit: an upper bound of ``rows``, the same in many steps; kernels for single tokens
-            compute so many. At least 1.
-        chunk_limit: an upper bound of the number of prompts, and one more, the same in many steps.
+        sizes: how many there are.
         arrays: the tokens' numbers.
         chunks: the chunks: those of prompts, and rows with several tokens that are computed as one.
         tiles: what a device's kernels make of the tokens of a step with chunks, by form of layers.
     """
 
-    rows: int
-    row_limit: int
-    chunk_limit: int
+    sizes: StepSizes
     arrays: TokenArrays
     chunks: Sequence[ChunkPlace] = ()
     tiles: dict[Hashable, Tiles] = field(default_factory=dict)
@@ -91,7 +115,15 @@ class StepTokens:
     def with_arrays(self, arrays: TokenArrays, tiles: Mapping[Hashable, mx.array]) -> StepTokens:
         """The same step with other arrays in place of its own and of its tiles'."""
         kept = {form: Tiles(array, self.tiles[form].slots) for form, array in tiles.items()}
-        return StepTokens(self.rows, self.row_limit, self.chunk_limit, arrays, self.chunks, kept)
+        return StepTokens(self.sizes, arrays, self.chunks, kept)
+
+    def tiles_of(self, form: Hashable, tiler: Tiler) -> Tiles:
+        """The tiles of a form, which are made if they were not uploaded with the step."""
+        if form not in self.tiles:
+            table, slots = tiler(self.chunks, self.sizes, form)
+            (array,) = uploaded([table])
+            self.tiles[form] = Tiles(array, slots)
+        return self.tiles[form]
 
 
 @dataclass(slots=True)
@@ -122,14 +154,23 @@ class KindStep:
         return self._lengths[key]
 
 
-def step_kinds(
+class StepArrays(NamedTuple):
+    """The arrays of a step: those of each kind of layers, by window, and further ones."""
+
+    kinds: dict[int | None, KindStep]
+    more: list[mx.array]
+
+
+def step_arrays(
     rows: Sequence[tuple[int, int]],
     chunks: Sequence[tuple[int, int]],
     tables: Mapping[int | None, Table],
     tail: int = 0,
     row_limit: int = 0,
     alone: bool = False,
-) -> dict[int | None, KindStep]:
+    more: Sequence[Table] = (),
+    forms: Mapping[Hashable, Tiler] | None = None,
+) -> StepArrays:
     """The arrays of a step, by the kinds' windows.
 
     Each token of a decode row gets a row of the tables of its own, so that a step in which rows
@@ -140,8 +181,10 @@ def step_kinds(
         chunks: the same of each chunk.
         tables: for each kind, a row for each decode row, then one for each chunk.
         tail: unused tokens behind those of the chunks. Each is the first of a sequence in page 0.
-        row_limit: see ``StepTokens``; at least the tokens of the rows, at most all tokens.
+        row_limit: see ``StepSizes``; at least the tokens of the rows, at most all tokens.
         alone: each token of a row reads its columns by itself; rows with several are no chunks.
+        more: further arrays to upload.
+        forms: forms of layers that need tiles if there are chunks, and what makes them.
     """
     sequences = np.array([*rows, *chunks], np.int32).reshape(-1, 2)
     positions, counts = sequences[:, 0], sequences[:, 1]
@@ -151,45 +194,58 @@ def step_kinds(
     firsts = np.cumsum(counts) - counts
     offsets = begins + (np.arange(len(owners), dtype=np.int32) - firsts[owners]).astype(np.int32)
     decoded = int(counts[: len(rows)].sum())
-    lines = np.concatenate([np.arange(decoded), owners[decoded:] + (decoded - len(rows))])
-    numbers = [offsets, lines.astype(np.int32), begins, offsets + np.int32(1)]
+    places = np.concatenate([np.arange(decoded), owners[decoded:] + (decoded - len(rows))])
+    numbers = [offsets, places.astype(np.int32), begins, offsets + np.int32(1)]
     copies = np.array([*counts[: len(rows)], *[1] * len(chunks)], np.int32)
     tables_of = [np.repeat(table, copies, axis=0) for table in tables.values()]
     own = [
         ChunkPlace(token, position, count, line)
         for token, position, count, line in zip(
-            *(array.tolist() for array in (firsts, positions, counts, lines[firsts])), strict=True
+            *(array.tolist() for array in (firsts, positions, counts, places[firsts])), strict=True
         )
         if token >= decoded or (count > 1 and not alone)
     ]
     row_limit = min(max(row_limit, decoded, 1), len(owners) + tail)
-    chunk_limit = doubled(CHUNK_LINES, len(chunks) + 1)
+    sizes = StepSizes(len(owners) + tail, decoded, row_limit, doubled(CHUNK_LINES, len(chunks) + 1))
+    tiles: dict[Hashable, TileTable] = {}
     if own or tail:
         unused = (0, decoded + len(chunks), 0, 1)
         numbers = [
-            np.pad(array, (0, tail), constant_values=number)
+            _filled(array, sizes.tokens, number)
             for array, number in zip(numbers, unused, strict=True)
         ]
-        numbers.append(np.where(np.pad(counts[owners] == 1, (0, tail)), numbers[-1], 0))
+        numbers.append(numbers[-1].copy())
+        numbers[-1][: len(owners)][counts[owners] != 1] = 0
         numbers[-1][decoded:] = 0
-        more = row_limit + chunk_limit
-        tables_of = [np.pad(table, ((0, more - len(table)), (0, 0))) for table in tables_of]
-    parts = uploaded([*numbers, *tables_of])
-    arrays, by_kind = parts[: len(numbers)], parts[len(numbers) :]
+        lines = row_limit + sizes.chunk_limit
+        tables_of = [_filled(table, lines, 0) for table in tables_of]
+        tiles = {form: tiler(own, sizes, form) for form, tiler in (forms or {}).items()}
+    parts = uploaded([*numbers, *tables_of, *(tile.table for tile in tiles.values()), *more])
+    arrays = [parts.popleft() for _ in numbers]
     if len(arrays) < len(TokenArrays._fields):
         arrays.append(arrays[-1])  # all tokens are alone
-    tokens = StepTokens(decoded, row_limit, chunk_limit, TokenArrays(*arrays), own)
-    return {w: KindStep(tokens, table) for w, table in zip(tables, by_kind, strict=True)}
+    tokens = StepTokens(sizes, TokenArrays(*arrays), own)
+    kinds = {window: KindStep(tokens, parts.popleft()) for window in tables}
+    for form, (_, slots) in tiles.items():
+        tokens.tiles[form] = Tiles(parts.popleft(), slots)
+    return StepArrays(kinds, list(parts))
 
 
-def uploaded(parts: Sequence[Table]) -> list[mx.array]:
-    """Copies arrays to the device's own memory, all with one operation.
+def _filled(array: Table, length: int, number: int) -> Table:
+    """An array that is extended to ``length`` by a number."""
+    result = np.full((length, *array.shape[1:]), number, array.dtype)
+    result[: len(array)] = array
+    return result
+
+
+def uploaded(parts: Sequence[Table]) -> deque[mx.array]:
+    """Copies int32 arrays to the device's own memory, all with one operation.
 
     The CPU writes arrays in memory that both share; GPUs would read each of them there.
     """
     whole = mx.array(np.concatenate([part.ravel() for part in parts])) + _ZERO
     ends = np.cumsum([part.size for part in parts]).tolist()
-    return [
+    return deque(
         whole[end - part.size : end].reshape(part.shape)
         for part, end in zip(parts, ends, strict=True)
-    ]
+    )

@@ -127,8 +127,8 @@ class CompiledSteps:
 
     def _compiled(self, step: PagedStep, tokens: mx.array, positions: Positions) -> mx.array:
         forms = self._forms or ()
-        for form in forms:
-            step.memory.kernels.tile(step.tokens, form)
+        tiler = step.memory.kernels.tile_table
+        tiles = [step.tokens.tiles_of(form, tiler).array for form in forms]
         call = None if self._routing is None else self._routing.call
         self._step = step
         try:
@@ -136,7 +136,7 @@ class CompiledSteps:
                 tokens,
                 [] if positions is None else [positions],
                 list(step.tokens.arrays),
-                [step.tokens.tiles[form].array for form in forms],
+                tiles,
                 [kind.tables for kind in step.kinds.values()],
                 [layer.buffers for layer in step.memory.layers],
                 [] if call is None else [call.own],
@@ -199,4 +199,4 @@ def _shape(step: PagedStep, positions: Positions) -> Shape:
     sizes = [size for kind in step.kinds.values() for size in kind.tables.shape]
     count = tokens.arrays.offset.size
     needed = count if positions is None else positions.size
-    return (count, tokens.row_limit, needed, bool(tokens.chunks), *sizes)
+    return (count, tokens.sizes.row_limit, needed, bool(tokens.chunks), *sizes)

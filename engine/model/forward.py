@@ -111,9 +111,9 @@ def packed_tokens(rows: int, chunks: Seq[Chunk], lengths: Seq[int], tail: int = 
     return PackedTokens(new + [0] * tail, places, positions, sampled, scored)
 
 
-def padded_positions(packed: PackedTokens, size: int) -> mx.array:
-    """``packed.positions`` as ``[size]`` int32; the rest is 0."""
-    return mx.array(packed.positions + [0] * (size - len(packed.positions)), mx.int32)
+def padded_positions(packed: PackedTokens, size: int) -> list[int]:
+    """``packed.positions``, with zeros behind them: ``size`` numbers."""
+    return packed.positions + [0] * (size - len(packed.positions))
 
 
 class Forward:
@@ -297,11 +297,14 @@ class Forward:
         inputs = row_inputs(counts, shifts)
         inputs += [c.inputs(len(c.tokens), step) for c, step in zip(chunks, lengths, strict=True)]
         with packed(steps) as layers, self.routing.of(runs), self._given(inputs):
-            return self._packed_outcome(tokens, tokens_of, chunks, layers)
+            fed = mx.concatenate([tokens, mx.array(tokens_of.new, mx.int32)])[:, None]
+            positions = mx.array(tokens_of.positions, mx.int32)
+            return self._packed_outcome(fed, positions, tokens_of, chunks, layers)
 
     def _packed_outcome(
         self,
         tokens: mx.array,
+        positions: mx.array,
         packed: PackedTokens,
         chunks: Seq[Chunk],
         layers: Seq[Any],
@@ -310,11 +313,10 @@ class Forward:
         """Calls the model with the tokens of rows and chunks, ``[tokens, 1]``.
 
         Args:
-            size: the number of lines of logits to compute instead of so many.
+            positions: those of ``packed``, and perhaps more behind them.
+            size: the number of lines of sampled logits to return instead of so many.
         """
-        fed = mx.concatenate([tokens, mx.array(packed.new, mx.int32)])[:, None]
-        positions = padded_positions(packed, size(len(packed.positions)))
-        logits, inputs = self._logits_at(fed, layers, positions)
+        logits, inputs = self._logits_at(tokens, layers, positions)
         return Outcome(
             logits[: size(packed.sampled)] if packed.sampled else None,
             {number: logits[part] for number, part in packed.scored.items()},

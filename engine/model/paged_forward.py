@@ -6,7 +6,10 @@ those with tokens of images, and those of long prompts with adapters, are not.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any, cast
 
 import mlx.core as mx
@@ -46,6 +49,10 @@ ROWS = 64
 FEW_TOKENS, FEW_COLUMNS = 64, 1 << 16
 
 
+# The tokens of rows: on the device, or known to the host.
+RowTokens = mx.array | list[int]
+
+
 class PagedForward(Forward):
     """Calls a model over pages; see ``Forward``. Steps are padded to recurring sizes."""
 
@@ -74,7 +81,8 @@ class PagedForward(Forward):
         counts = [band.counts for band in drafted] if drafted else None
         few = _are_few(rows, counts, chunks) and not _have_images(chunks)
         compute = self._one_by_one if few else self._with_chunks
-        return compute(rows, tokens, chunks, runs, counts)
+        known = [token for band in drafted for row in band.rows for token in row]
+        return compute(rows, known or tokens, chunks, runs, counts)
 
     def commit(self, drafted: DraftedBand, kept: Seq[int]) -> None:
         cast(PagedBatch, drafted.cache).advance(kept)
@@ -114,39 +122,41 @@ class PagedForward(Forward):
     def _one_by_one(
         self,
         rows: Seq[PagedBatch],
-        tokens: mx.array,
+        tokens: RowTokens,
         chunks: Seq[Chunk],
         runs: Seq[Run],
         counts: Seq[Seq[int]] | None,
     ) -> Outcome:
         """A step in which each token reads its columns by itself; arguments as ``_with_chunks``."""
         lengths = [len(chunk.tokens) for chunk in chunks]
-        packed = packed_tokens(tokens.shape[0], chunks, lengths)
+        packed = packed_tokens(len(tokens), chunks, lengths)
         prompts = [cast(PagedBatch, chunk.cache) for chunk in chunks]
         plain = [[1] * len(batch) for batch in rows]
         own = [*(counts or plain), *([length] for length in lengths)]
-        padding = step_size(tokens.shape[0] + sum(lengths)) - tokens.shape[0] - sum(lengths)
+        padding = step_size(len(tokens) + sum(lengths)) - len(tokens) - sum(lengths)
         runs = [*runs, *(Run(chunk.adapter, len(chunk.tokens)) for chunk in chunks)]
-        more = packed.new + [0] * padding
-        fed = mx.concatenate([tokens, mx.array(more, mx.int32)]) if more else tokens
+        more = [packed.new + [0] * padding, []]
+        if any(chunk.choices for chunk in chunks):
+            more[1] = padded_positions(packed, step_size(packed.sampled))
+        step_with = partial(paged_step, [*rows, *prompts], [], padding, 0, own, alone=True)
         with (
-            paged_step([*rows, *prompts], [], padding, drafted=own, alone=True) as step,
+            _fed_step(step_with, tokens, more) as (step, fed, positions),
             self.routing.of([*runs, Run(None, padding)] if padding else runs),
         ):
             steps = self._steps if self.routing.call is None else self._adapted_steps
-            logits = steps(step, fed[:, None], None)
+            logits = steps(step, fed, None)
         for batch, new in zip(rows, plain, strict=True) if counts is None else ():
             batch.advance(new)
         for prompt, length in zip(prompts, lengths, strict=True):
             prompt.advance([length])
-        if any(chunk.choices for chunk in chunks):
-            logits = logits[padded_positions(packed, step_size(packed.sampled))]
+        if positions.size:
+            logits = logits[positions]
         return _outcome(logits, packed, step)
 
     def _with_chunks(
         self,
         rows: Seq[PagedBatch],
-        tokens: mx.array,
+        tokens: RowTokens,
         chunks: Seq[Chunk],
         runs: Seq[Run],
         counts: Seq[Seq[int]] | None,
@@ -154,14 +164,15 @@ class PagedForward(Forward):
         """A step in which the tokens of a prompt, and those of a row with a draft, are a chunk.
 
         Args:
+            tokens: those of the rows.
             counts: the tokens of each row, which stay uncounted; None: each row takes one.
         """
         lengths = [len(chunk.tokens) for chunk in chunks]
         new = [(cast(PagedBatch, chunk.cache), len(chunk.tokens)) for chunk in chunks]
-        total = tokens.shape[0] + sum(lengths)
+        total = len(tokens) + sum(lengths)
         size = step_size(total)
         tail = size - total
-        packed = packed_tokens(tokens.shape[0], chunks, lengths, tail)
+        packed = packed_tokens(len(tokens), chunks, lengths, tail)
         row_limit = _row_limit(packed.sampled, size)
         runs = [
             *runs,
@@ -171,17 +182,22 @@ class PagedForward(Forward):
         inputs = [chunk.inputs(len(chunk.tokens), len(chunk.tokens)) for chunk in chunks]
         plain = not all(each.is_plain for each in inputs)
         plain |= any(chunk.scored or chunk.pooled for chunk in chunks)
+        # Prompts' own logprobs need further logits than those of rows.
+        needed = step_size(len(packed.positions)) if plain else row_limit
+        more = [packed.new, padded_positions(packed, needed)]
+        step_with = partial(paged_step, rows, new, 0, MIN_PAGES, counts, tail, row_limit)
         with (
-            paged_step(rows, new, 0, MIN_PAGES, counts, tail, row_limit) as step,
+            _fed_step(step_with, tokens, more) as (step, fed, positions),
             self.routing.of(runs),
-            self._given([TokenInputs(tokens.shape[0]), *inputs, TokenInputs(tail)]),
+            self._given([TokenInputs(len(tokens)), *inputs, TokenInputs(tail)]),
         ):
             adapted = self.routing.call is not None
             if plain or (adapted and chunks):
-                return self._packed_outcome(tokens, packed, chunks, step.layers(), step_size)
+                return self._packed_outcome(
+                    *(fed, positions, packed, chunks, step.layers(), step_size)
+                )
             steps = self._adapted_chunk_steps if adapted else self._chunk_steps
-            fed = mx.concatenate([tokens, mx.array(packed.new, mx.int32)])[:, None]
-            logits = steps(step, fed, padded_positions(packed, row_limit))
+            logits = steps(step, fed, positions)
         return _outcome(logits[: step_size(packed.sampled)], packed, step)
 
     def _logits(self, tokens: mx.array, layers: Seq[Any], positions: mx.array | None) -> mx.array:
@@ -190,6 +206,31 @@ class PagedForward(Forward):
             return self._logits_at(tokens, layers, positions)[0]
         logits: mx.array = self._model(tokens, cache=layers)
         return logits[:, -1]
+
+
+@contextmanager
+def _fed_step(
+    step_with: Callable[..., AbstractContextManager[PagedStep]],
+    tokens: RowTokens,
+    more: Seq[list[int]],
+) -> Iterator[tuple[PagedStep, mx.array, mx.array]]:
+    """A context of a step, with its tokens ``[tokens, 1]`` and the positions of logits.
+
+    The host uploads all of its numbers together.
+
+    Args:
+        step_with: ``paged_step``, which lacks only ``more``.
+        tokens: those of the rows.
+        more: the tokens behind those of the rows, and the positions.
+    """
+    fed, positions = more
+    known = tokens if isinstance(tokens, list) else []
+    sampled = None if isinstance(tokens, list) else tokens
+    with step_with(more=[known + fed, positions]) as step:
+        own, places = step.more
+        if sampled is not None:
+            own = mx.concatenate([sampled, own]) if fed else sampled
+        yield step, own[:, None], places
 
 
 def _outcome(logits: mx.array, packed: PackedTokens, step: PagedStep) -> Outcome:

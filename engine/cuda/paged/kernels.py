@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 import mlx.core as mx
 
 from chairlift.cache.pages.kernels import KeysValues
-from chairlift.cache.pages.step import KindStep, StepTokens
+from chairlift.cache.pages.step import ChunkPlace, KindStep, StepSizes, TileTable
 from chairlift.cache.quantized import Quantization
 from chairlift.engine.cuda.paged import put as paged_put
 from chairlift.engine.cuda.paged.arrays import ChunkStep, TokenStep
 from chairlift.engine.cuda.paged.chunk_attention import chunk_attention
 from chairlift.engine.cuda.paged.copy_pages import copy_pages
 from chairlift.engine.cuda.paged.packing import pack
-from chairlift.engine.cuda.paged.tiles import Form, tile
+from chairlift.engine.cuda.paged.tiles import Form, tile_table
 from chairlift.engine.cuda.paged.token_attention import DTYPES, HEAD_DIMS, token_attention
 
 
@@ -42,20 +42,23 @@ class CudaPages:
             *(step.tables, arrays.owners, arrays.begins),
             *(step.lengths(window, rows_only=by_chunk), arrays.stops),
         )
-        count = tokens.row_limit if by_chunk else None
+        count = tokens.sizes.row_limit if by_chunk else None
         single = token_attention(
             *(queries, new, buffers, seen, scale, sinks, window, quantization, count)
         )
         if not by_chunk:
             return single
         _, key_heads, _, dim = new.keys.shape
-        tiles = tile(tokens, Form(key_heads, queries.shape[1] // key_heads, dim, window))
+        form = Form(key_heads, queries.shape[1] // key_heads, dim, window)
+        tiles = tokens.tiles_of(form, self.tile_table)
         chunks = ChunkStep(step.tables, tiles.array, tiles.slots, seen.lengths, single)
         return chunk_attention(queries, new, buffers, chunks, scale, window, sinks, quantization)
 
-    def tile(self, tokens: StepTokens, form: Hashable) -> None:
+    def tile_table(
+        self, chunks: Sequence[ChunkPlace], sizes: StepSizes, form: Hashable
+    ) -> TileTable:
         assert isinstance(form, Form)
-        tile(tokens, form)
+        return tile_table(chunks, sizes, form)
 
     def put(self, buffers: KeysValues, new: KeysValues, slots: mx.array) -> mx.array:
         check_alike(*new)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from chairlift.cache.pages.step import ChunkPlace, StepTokens, Table, Tiles, uploaded
+from chairlift.cache.pages.step import ChunkPlace, StepSizes, Table, TileTable
 from chairlift.engine.cuda.paged.chunk_attention import block_columns, blocks_per_tile, tile_tokens
 
 # A tile's columns are split if there are fewer blocks than this, about four for each processor of a
@@ -39,16 +39,15 @@ class Form(NamedTuple):
     window: int | None
 
 
-def tile(tokens: StepTokens, form: Form) -> Tiles:
-    """The tiles of a form, which are made once."""
-    if form not in tokens.tiles:
-        found, slots = chunk_tiles(tokens.chunks, tokens.rows, form)
-        limits = tile_limits(tokens.arrays.stops.size, tokens.row_limit, tokens.chunk_limit, form)
-        assert len(found) <= limits.tiles, (len(found), limits)
-        assert slots <= limits.slots, (slots, limits)
-        (array,) = uploaded([np.pad(found, ((limits.tiles - len(found), 0), (0, 0)))])
-        tokens.tiles[form] = Tiles(array, limits.slots)
-    return tokens.tiles[form]
+def tile_table(chunks: Sequence[ChunkPlace], sizes: StepSizes, form: Form) -> TileTable:
+    """The tiles of a step's chunks and of its tokens of rows."""
+    found, slots = chunk_tiles(chunks, sizes.rows, form)
+    limits = tile_limits(sizes.tokens, sizes.row_limit, sizes.chunk_limit, form)
+    assert len(found) <= limits.tiles, (len(found), limits)
+    assert slots <= limits.slots, (slots, limits)
+    table = np.zeros((limits.tiles, NUMBERS), np.int32)
+    table[limits.tiles - len(found) :] = found
+    return TileTable(table, limits.slots)
 
 
 class TileLimits(NamedTuple):
@@ -59,7 +58,7 @@ class TileLimits(NamedTuple):
 
 
 def tile_limits(tokens: int, row_limit: int, chunk_limit: int, form: Form) -> TileLimits:
-    """The limits of all steps of a size; see ``StepTokens``.
+    """The limits of all steps of a size; see ``StepSizes``.
 
     The last tile of each chunk may not be full, nor that of the single tokens. Splits add at most
     ``BLOCKS`` blocks to all tiles together, and a tile that is split has less than twice its share

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chairlift.cache.pages.kernels import KeysValues
-from chairlift.cache.pages.step import ChunkPlace, step_kinds
+from chairlift.cache.pages.step import ChunkPlace, step_arrays
 from chairlift.cache.quantized import Quantization
 from chairlift.engine.cuda.paged import chunk_attention, tiles, token_attention
 from chairlift.engine.cuda.paged.arrays import ChunkStep
@@ -183,13 +183,13 @@ def step_of(step: Step, shape: Shape, seed: int = 0) -> tuple[Sequences, mx.arra
 def check_step(step: Step, shape: Shape, backwards: bool) -> None:
     """Asserts that ``CudaPages.attend`` is right, and that its launches have the limits' sizes."""
     inputs, queries, new = step_of(step, shape)
-    (kind,) = step_kinds(
+    (kind,) = step_arrays(
         step.rows,
         step.chunks,
         {shape.window: np.array(inputs.tables)},
         step.tail,
         step.row_limit,
-    ).values()
+    ).kinds.values()
     with emulated(chunk_attention, backwards), emulated(token_attention, backwards):
         result = CudaPages().attend(
             *(queries, new, inputs.pool, kind, SCALE, shape.window, inputs.sinks, None)
@@ -199,7 +199,9 @@ def check_step(step: Step, shape: Shape, backwards: bool) -> None:
     if kind.tokens.chunks and shape.dtype != mx.float32:
         tile = kind.tokens.tiles[form_of(shape)]
         tokens = kind.tokens
-        limits = (len(queries), tokens.row_limit, tokens.chunk_limit, form_of(shape))
+        sizes = tokens.sizes
+        assert sizes.tokens == len(queries)
+        limits = (len(queries), sizes.row_limit, sizes.chunk_limit, form_of(shape))
         assert (len(tile.array), tile.slots) == tiles.tile_limits(*limits)
 
 

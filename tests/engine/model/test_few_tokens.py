@@ -70,7 +70,7 @@ def _tokens(kind: TinyKind, few: bool, drafts: dict[str, list[list[int]]]) -> di
 
     def spied(rows: Any, tokens: Any, chunks: Any, runs: Any, counts: Any) -> Any:
         if chunks:
-            calls.append((tokens.shape[0], counts is not None))
+            calls.append((len(tokens), counts is not None))
         pages.one_by_one = True
         try:
             return original(rows, tokens, chunks, runs, counts)

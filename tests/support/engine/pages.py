@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -10,7 +10,7 @@ import numpy as np
 
 from chairlift.cache.pages.kernels import KeysValues
 from chairlift.cache.pages.page import PAGE_TOKENS, page_count
-from chairlift.cache.pages.step import KindStep, StepTokens, Tiles
+from chairlift.cache.pages.step import ChunkPlace, KindStep, StepSizes, TileTable
 from chairlift.cache.quantized import Quantization
 
 
@@ -51,8 +51,7 @@ class HostPages:
         tokens, arrays, tables = step.tokens, step.tokens.arrays, step.tables
         owners = arrays.owners
         if tokens.chunks:
-            self.tile(tokens, window)
-            owners = tokens.tiles[window].array
+            owners = tokens.tiles_of(window, self.tile_table).array
         longest = tables.shape[1]  # pages
         gathered: list[mx.array] = []
         try:
@@ -92,9 +91,17 @@ class HostPages:
             queries, keys, values, scale=scale, mask=seen[:, None, None], sinks=sinks
         )
 
-    def tile(self, tokens: StepTokens, form: Hashable) -> None:
+    def tile_table(
+        self, chunks: Sequence[ChunkPlace], sizes: StepSizes, form: Hashable
+    ) -> TileTable:
         """The owners, so that tiles of another step give wrong results."""
-        tokens.tiles.setdefault(form, Tiles(mx.array(tokens.arrays.owners), 0))
+        unused = max([sizes.rows - 1, *(chunk.sequence for chunk in chunks)]) + 1
+        owners = np.full(sizes.tokens, unused, np.int32)
+        owners[: sizes.rows] = np.arange(sizes.rows)
+        for chunk in chunks:
+            if chunk.token >= sizes.rows:
+                owners[chunk.token : chunk.token + chunk.tokens] = chunk.sequence
+        return TileTable(owners, 0)
 
     def put(self, buffers: KeysValues, new: KeysValues, slots: mx.array) -> mx.array:
         where, *memory = memory_of(slots, *buffers, *map(mx.contiguous, new))
