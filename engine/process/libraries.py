@@ -8,7 +8,7 @@ from typing import NamedTuple
 from chairlift.engine.config import cache_dir
 from chairlift.engine.cpu.blas import BlasReport, load_fast_blas
 from chairlift.engine.cpu.kernel_folder import KernelFolder, lock_kernel_folder
-from chairlift.engine.cuda.graphs import lift_graph_limit
+from chairlift.engine.cuda.graphs import set_graph_limits
 from chairlift.engine.device.open_files import import_mlx_lm
 from chairlift.engine.parallel.place import Place, choose_device
 
@@ -33,7 +33,7 @@ def load_libraries(place: Place | None = None) -> Libraries:
         log.warning(blas.warning)
     if place is not None:
         choose_device(place)
-    lift_graph_limit()
+    set_graph_limits()
     kernels = lock_kernel_folder(cache_dir() / "kernels")
     import_mlx_lm()
     return Libraries(blas, kernels)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 
 from chairlift.engine.cpu.blas import load_fast_blas
-from chairlift.engine.cuda.graphs import lift_graph_limit
+from chairlift.engine.cuda.graphs import set_graph_limits
 from chairlift.loadtest.engine_bench.ranks import Leader, tensor_parallel_size
 
 
 def main() -> int:
     """Starts further ranks if there are to be any, and measures."""
     load_fast_blas()
-    lift_graph_limit()
+    set_graph_limits()
     size = tensor_parallel_size(sys.argv[1:])
     leader = Leader(size, sys.argv[1:]) if size > 1 else None
     # This import loads MLX, which then sees only the device of this rank.

@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from chairlift.engine.cpu.blas import load_fast_blas
-from chairlift.engine.cuda.graphs import lift_graph_limit
+from chairlift.engine.cuda.graphs import set_graph_limits
 from chairlift.engine.parallel.place import choose_device
 from chairlift.engine.parallel.rank_pipe import RankPipe
 
@@ -23,7 +23,7 @@ def main() -> None:
         start = pipe.start()
         load_fast_blas()
         choose_device(start.place)
-        lift_graph_limit()
+        set_graph_limits()
         from chairlift.engine.parallel.ranks import join_ranks
         from chairlift.loadtest.engine_bench.run import follow_run
 

@@ -1,4 +1,4 @@
-"""The limit of MLX's CUDA graphs."""
+"""The limits of MLX's CUDA graphs."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ import sys
 
 import pytest
 
-from chairlift.engine.cuda.graphs import lift_graph_limit
+from chairlift.engine.cuda.graphs import set_graph_limits
 
-NAME = "MLX_MAX_MB_PER_BUFFER"
+LIMITS = {"MLX_MAX_MB_PER_BUFFER": "1000000", "MLX_MAX_OPS_PER_BUFFER": "32"}
 
 
-@pytest.mark.parametrize(("platform", "expected"), [("linux", "1000000"), ("darwin", None)])
-def test_the_limit_is_lifted_where_mlx_may_use_cuda(
-    platform: str, expected: str | None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("platform", "expected"), [("linux", LIMITS), ("darwin", {})])
+def test_the_limits_are_set_where_mlx_may_use_cuda(
+    platform: str, expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "platform", platform)
     monkeypatch.setattr(os, "environ", {})
-    lift_graph_limit()
-    assert os.environ.get(NAME) == expected
+    set_graph_limits()
+    assert os.environ == expected
 
 
-def test_the_environment_wins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "environ", {NAME: "50"})
-    lift_graph_limit()
-    assert os.environ == {NAME: "50"}
+@pytest.mark.parametrize("name", LIMITS)
+def test_the_environment_wins(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {name: "50"})
+    set_graph_limits()
+    assert os.environ == LIMITS | {name: "50"}
