@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from support.freed_memory import keep_freed_memory
 from support.placement import share_all_cores, share_one_core
 from xdist.scheduler import LoadFileScheduling
 
@@ -20,6 +21,7 @@ from chairlift.engine.device.transformers_cache import cache_transformers_scan
 # their servers: threads that wait for each other's cores took twice the time of one thread.
 for _library in ("OPENBLAS", "MKL"):
     os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
+keep_freed_memory()
 load_fast_blas()
 cache_transformers_scan()
 
