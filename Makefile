@@ -76,7 +76,7 @@ serve: setup
 
 test: dev $(PROMETHEUS) $(CHROMIUM)
 	@# Hundreds of processes import these, and may not be allowed to keep what they compile.
-	@$(BIN)/python -m compileall -q $(wildcard src/chairlift/*/)
+	@$(BIN)/python -m compileall -q $(wildcard src/chairlift/*/) tests/support tests/conformance
 	@# The next run need not compile the tests again, which takes 6 s in each process.
 	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
 

@@ -7,6 +7,7 @@ is installed, so it is kept in the cache folder.
 
 from __future__ import annotations
 
+import functools
 import importlib.machinery
 import sys
 from collections.abc import Callable, Sequence
@@ -24,13 +25,15 @@ import msgspec
 from chairlift.engine.config import cache_dir
 from chairlift.engine.device.cache_files import write_whole
 
-# The scan maps folders to backends, those to files, and these to sets of classes. The format of
-# the cache names each kind of object, since JSON has neither sets nor sets as keys.
-Scan = dict[Any, Any]
-Scanner = Callable[[Any], Scan]
+# Maps backends to files, and these to classes.
+Scan = dict[frozenset[str], dict[str, set[str]]]
+# As pairs, since JSON's keys are strings.
+_Cached = list[tuple[frozenset[str], dict[str, set[str]]]]
+# The function's arguments are a folder, and a prefix for the names of the files.
+Scanner = Callable[[Any, str | None], Scan]
 
 _MODULE = "transformers.utils.import_utils"
-_FUNCTION = "create_import_structure_from_path"
+_FUNCTION = "define_import_structure"
 
 
 def cache_transformers_scan() -> None:
@@ -92,15 +95,23 @@ class _Replacing(Loader):
 def cached(scan: Scanner, models: Path, file: Path) -> Scanner:
     """``scan``, which reads ``models`` only if ``file`` has no result of it."""
 
-    def wrapped(path: Any) -> Scan:
-        if Path(path) not in (models, models / "__init__.py"):  # one model's folder
-            return scan(path)
-        with suppress(OSError, msgspec.DecodeError, LookupError, TypeError, ValueError):
-            return dict(_decoded(msgspec.json.decode(file.read_bytes())))
-        found = scan(path)
+    @functools.cache
+    def classes() -> Scan:
+        with suppress(OSError, msgspec.DecodeError):
+            return dict(msgspec.json.decode(file.read_bytes(), type=_Cached))
+        found = scan(models, None)
         with suppress(OSError):
-            write_whole(file, msgspec.json.encode(_encoded(found)))
+            write_whole(file, msgspec.json.encode(list(found.items()), order="deterministic"))
         return found
+
+    def wrapped(path: Any, prefix: str | None = None) -> Scan:
+        if Path(path) not in (models, models / "__init__.py"):  # one model's folder
+            return scan(path, prefix)
+        start = "" if prefix is None else f"{prefix}."
+        return {
+            backends: {start + name: set(found) for name, found in files.items()}
+            for backends, files in classes().items()
+        }
 
     return wrapped
 
@@ -109,21 +120,4 @@ def _file_for(package: Distribution, models: Path) -> Path:
     """The cache file of this installation: a new one after each ``pip install``."""
     installed = package.read_text("RECORD") or ""
     key = sha256(f"{package.version}\n{models}\n{sys.version}\n{installed}".encode()).hexdigest()
-    return cache_dir() / "transformers" / f"{key[:32]}.json"
-
-
-def _encoded(node: Any) -> Any:
-    if isinstance(node, dict):
-        return [
-            [sorted(key) if isinstance(key, frozenset) else key, _encoded(value)]
-            for key, value in node.items()
-        ]
-    return {"set": sorted(node)}
-
-
-def _decoded(node: Any) -> Any:
-    if isinstance(node, list):
-        return {
-            frozenset(key) if isinstance(key, list) else key: _decoded(value) for key, value in node
-        }
-    return set(node["set"])
+    return cache_dir() / "transformers" / f"classes-{key[:32]}.json"

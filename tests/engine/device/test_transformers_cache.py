@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chairlift.engine.device.transformers_cache import cached
+from chairlift.engine.device.transformers_cache import Scan, cached
 
 _IMPORT = """
 import json, sys
@@ -59,53 +59,58 @@ def test_the_list_is_the_one_of_transformers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", [b"", b"[[", b'{"set": ["a"]}', b"[1]", b'[["a", {"unknown": []}]]']
+    "damage", [b"", b"[[", b'{"set": ["a"]}', b"[1]", b'[["a", {}]]', b'[[["a"], {"b": [1]}]]']
 )
 def test_a_damaged_file_is_written_anew(tmp_path: Path, damage: bytes) -> None:
-    scan: dict[Any, Any] = {frozenset({"torch"}): {"modeling": {"A"}}}
+    scan = {frozenset({"torch"}): {"modeling": {"A"}}}
     calls: list[Any] = []
     file = tmp_path / "file"
-    wrapped = cached(lambda path: calls.append(path) or scan, tmp_path, file)
-    assert wrapped(tmp_path) == scan
+
+    def read(path: Any, prefix: str | None) -> Scan:
+        calls.append(path)
+        return scan
+
+    assert cached(read, tmp_path, file)(tmp_path) == scan
     whole = file.read_bytes()
     file.write_bytes(damage)
-    assert wrapped(tmp_path) == scan
+    assert cached(read, tmp_path, file)(tmp_path) == scan
     assert len(calls) == 2
     assert file.read_bytes() == whole
 
 
-SETS = st.sets(st.text(max_size=3), max_size=3)
-SCANS = st.recursive(
-    st.dictionaries(st.frozensets(st.text(max_size=3), max_size=2), SETS, max_size=3),
-    lambda inner: st.dictionaries(
-        st.text(max_size=3) | st.frozensets(st.text(max_size=3), max_size=2), inner, max_size=3
-    ),
-    max_leaves=6,
-)
+TEXT = st.text(max_size=3)
+FILES = st.dictionaries(TEXT, st.sets(TEXT, max_size=3), max_size=3)
+SCANS = st.dictionaries(st.frozensets(TEXT, max_size=2), FILES, max_size=3)
 
 
 @given(SCANS)
 def test_every_scan_is_read_as_it_was_written(
-    tmp_path_factory: pytest.TempPathFactory, scan: dict[Any, Any]
+    tmp_path_factory: pytest.TempPathFactory, scan: Scan
 ) -> None:
     folder = tmp_path_factory.mktemp("cache")
     calls = []
 
-    def read(path: Any) -> dict[Any, Any]:
-        calls.append(path)
+    def read(path: Any, prefix: str | None) -> Scan:
+        calls.append((path, prefix))
         return scan
 
     models = folder / "models"
-    wrapped = cached(read, models, folder / "file")
-    assert wrapped(models) == scan
-    assert wrapped(str(models / "__init__.py")) == scan
-    assert calls == [models]
-    assert wrapped(models / "one") == scan
-    assert len(calls) == 2
+    for _ in range(2):
+        wrapped = cached(read, models, folder / "file")
+        assert wrapped(models) == scan
+        assert wrapped(str(models / "__init__.py")) == scan
+        assert wrapped(models, "a") == {
+            backends: {f"a.{name}": found for name, found in files.items()}
+            for backends, files in scan.items()
+        }
+    assert calls == [(models, None)]
+    assert wrapped(models / "one", "b") == scan
+    assert calls[1:] == [(models / "one", "b")]
 
 
 def test_a_folder_that_cannot_be_written_costs_the_scan(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
-    wrapped = cached(lambda path: {"a": {"b"}}, tmp_path, tmp_path / "file" / "cache")
-    assert wrapped(tmp_path) == {"a": {"b"}}
-    assert wrapped(tmp_path) == {"a": {"b"}}
+    scan = {frozenset({"a"}): {"b": {"c"}}}
+    wrapped = cached(lambda path, prefix: scan, tmp_path, tmp_path / "file" / "cache")
+    assert wrapped(tmp_path) == scan
+    assert wrapped(tmp_path) == scan

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from support.engine.fake_hub import COMMIT, Hub, serving
 
+# Imported before a test replaces ``profile.current``: it would keep the replacement.
+import chairlift.engine.device.memory
 from chairlift.api.cli.main import main
 from chairlift.engine.cpu.blas import BlasReport
 from chairlift.engine.device.profile import CPU

@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import math
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import mlx.core as mx
@@ -192,17 +193,17 @@ CONFIGS["qwen3_vl_moe"] = {
 
 def vlm_model(model_type: str, seed: int = 0) -> nn.Module:
     """A random instance of mlx-vlm's class in float32; the same seed gives the same weights."""
-    from mlx_vlm.utils import update_module_configs
+    model = _instance(model_type)
+    model.update(tree_unflatten(_weights(model_type, seed)))
+    model.eval()
+    return model
 
-    package = importlib.import_module(f"mlx_vlm.models.{model_type}")
-    config = {"model_type": model_type, **CONFIGS[model_type]}
-    parsed = package.ModelConfig.from_dict(config)
-    modules = ["text", "vision", "perceiver", "projector", "audio"]
-    parsed = update_module_configs(parsed, package, config, modules)
-    model: nn.Module = package.Model(parsed)
+
+@cache
+def _weights(model_type: str, seed: int) -> list[tuple[str, mx.array]]:
     key = mx.random.key(seed)
     weights = []
-    for name, old in tree_flatten(model.parameters()):
+    for name, old in tree_flatten(_instance(model_type).parameters()):
         key, sub = mx.random.split(key)
         noise = mx.random.normal(old.shape, key=sub)
         if "norm" in name:
@@ -213,9 +214,20 @@ def vlm_model(model_type: str, seed: int = 0) -> nn.Module:
             fan_in = old.size // old.shape[0] if old.ndim > 1 else 1
             new = noise * (1.5 / fan_in**0.5)
         weights.append((name, new))
-    model.update(tree_unflatten(weights))
-    model.eval()
-    mx.eval(model.parameters())
+    mx.eval([weight for _, weight in weights])
+    return weights
+
+
+def _instance(model_type: str) -> nn.Module:
+    """An instance whose weights are not evaluated."""
+    from mlx_vlm.utils import update_module_configs
+
+    package = importlib.import_module(f"mlx_vlm.models.{model_type}")
+    config = {"model_type": model_type, **CONFIGS[model_type]}
+    parsed = package.ModelConfig.from_dict(config)
+    modules = ["text", "vision", "perceiver", "projector", "audio"]
+    parsed = update_module_configs(parsed, package, config, modules)
+    model: nn.Module = package.Model(parsed)
     return model
 
 
