@@ -9,27 +9,168 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Processing:
-    """How the processor of a type is called.
+    """How the processor of a type is called, and what it returns.
 
     Attributes:
         mark: what stands for an image in a text before the processor has run; None: the processor's
-            ``image_token``.
+            ``image_token``. In it, "{}" is the image's number, from 1 on. Empty: the processor
+            places an image itself.
+        pattern: a regular expression of all that the processor takes for an image; None: the mark.
+        written: what a message that is a text has in an image's place, where that is more than the
+            mark, as mlx-vlm's ``prompt_utils`` has it.
         other_mark: what the processor would take for an image, too.
-        settings: further arguments. Without ``add_special_tokens`` the processor adds some to each
-            text.
+        most: images in a prompt; None: any number. With more, mlx-vlm's code confuses them, fails,
+            or prepares each in another way.
+        settings: further arguments. Without ``add_special_tokens`` the processor has no such
+            parameter.
+        token: the token of which an image has one for each of its embeddings, or its id; None: it
+            is in the config. Besides, all negative ids are images'.
+        lead: tokens in front of the image that may have the same id.
+        begins: the processor begins each prompt with a BOS of its own.
+        arrays: what it returns that makes an image's embeddings; None: all but what is the text's.
+        lists: those arrays that are lists of arrays.
+        numbering: those arrays that number the tokens of the prompt.
+        padded: an array with an entry for each image, on its second axis, for which mlx-vlm's code
+            needs as many entries as there are tiles.
+        counted: the mask with as many ones as an image has embeddings, where the processor puts one
+            negative token for an image.
+        pil: the model of transformers whose processor of images mlx-vlm takes in the form that
+            needs torchvision, though another has the same results from Pillow.
     """
 
     mark: str | None = None
     other_mark: str | None = None
     settings: Mapping[str, Any] = field(default_factory=lambda: {"add_special_tokens": False})
+    pattern: str | None = None
+    written: str | None = None
+    most: int | None = None
+    token: str | int | None = None
+    lead: int = 0
+    begins: bool = False
+    arrays: frozenset[str] | None = None
+    lists: frozenset[str] = frozenset()
+    numbering: frozenset[str] = frozenset()
+    padded: str | None = None
+    counted: str | None = None
+    pil: str | None = None
 
 
 _INTERNVL = {"add_special_tokens": False, "truncation": False}
+_CROPS = frozenset({"pixel_values", "images_spatial_crop"})
+_SIZES = frozenset({"pixel_values", "tgt_sizes"})
+_GRID = frozenset({"pixel_values", "image_grid_thw"})
+_PATCHES = frozenset({"pixel_values", "pixel_attention_mask", "spatial_shapes"})
+_PIXELS = frozenset({"pixel_values"})
+_NUMBERED = r"<\|image_\d+\|>"
+
 _PROCESSING = {
+    "deepseek_vl_v2": Processing(
+        written="<image>\n",
+        most=2,
+        settings={},
+        token="<image>",
+        begins=True,
+        arrays=_CROPS,
+        padded="images_spatial_crop",
+    ),
+    # Else mlx-vlm's code drops the last token, which is a space of its own template.
+    "deepseekocr": Processing(
+        written="<image>\n",
+        most=1,
+        settings={"inference_mode": False},
+        token="<image>",
+        begins=True,
+        arrays=_CROPS,
+        lists=_PIXELS,
+    ),
+    "deepseekocr_2": Processing(
+        written="<image>\n",
+        most=1,
+        settings={"inference_mode": False},
+        token="<image>",
+        begins=True,
+        arrays=_CROPS,
+        lists=_PIXELS,
+    ),
+    "ernie4_5_moe_vl": Processing(
+        mark="<|IMAGE_START|><|image@placeholder|><|IMAGE_END|>",
+        settings={},
+        token="<|IMAGE_PLACEHOLDER|>",
+        arrays=_GRID,
+    ),
     "gemma3": Processing(mark="<start_of_image>"),
     "internvl": Processing("<IMG_CONTEXT>", "<image>", _INTERNVL),
     "internvl_chat": Processing("<image>", "<IMG_CONTEXT>", _INTERNVL),
+    "kimi_vl": Processing(
+        settings={}, token="<|media_pad|>", arrays=frozenset({"pixel_values", "image_grid_hws"})
+    ),
     "llava": Processing(settings={}),
+    "minicpmo": Processing(mark="<image>", most=None, token="<unk>", arrays=_SIZES, lists=_PIXELS),
+    "minicpmv4_6": Processing(
+        mark="<image>./</image>",
+        pattern=r"<image>\./</image>|<image>|<\|image_pad\|>",
+        written="(<image>./</image>)\n",
+        token="<|image_pad|>",
+        arrays=_SIZES,
+        lists=_PIXELS,
+    ),
+    "minicpmv4_7": Processing(
+        mark="<image>./</image>",
+        pattern=r"<image>\./</image>|<image>|<\|image_pad\|>",
+        token="<|image_pad|>",
+        arrays=_SIZES,
+        lists=_PIXELS,
+    ),
+    "molmo": Processing(
+        mark="",
+        most=1,
+        settings={},
+        token="<im_patch>",
+        arrays=frozenset({"pixel_values", "image_masks", "image_input_idx"}),
+        numbering=frozenset({"image_input_idx"}),
+    ),
+    "molmo2": Processing(
+        mark="<|image|>",
+        token="<im_patch>",
+        arrays=frozenset({"pixel_values", "image_token_pooling", "image_grids", "image_num_crops"}),
+    ),
+    "moondream3": Processing(
+        mark="",
+        most=1,
+        settings={},
+        token=0,
+        lead=1,
+        arrays=frozenset({"pixel_values", "num_crops", "crop_layouts"}),
+    ),
+    "phi3_v": Processing(
+        mark="<|image_{}|>",
+        pattern=_NUMBERED,
+        settings={},
+        arrays=frozenset({"pixel_values", "image_sizes"}),
+    ),
+    "phi4_siglip": Processing(
+        mark="<image>",
+        written="<image>\n",
+        settings={},
+        arrays=_PATCHES,
+        counted="pixel_attention_mask",
+        pil="siglip2",
+    ),
+    "phi4mm": Processing(
+        mark="<|image_{}|>",
+        pattern=rf"{_NUMBERED}|<image>",
+        settings={},
+        arrays=_PATCHES,
+        counted="pixel_attention_mask",
+    ),
+    "unlimited_ocr": Processing(
+        written="<image>",
+        settings={"inference_mode": False},
+        token="<image>",
+        begins=True,
+        arrays=_CROPS,
+        lists=_PIXELS,
+    ),
 }
 
 
