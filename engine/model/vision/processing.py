@@ -6,6 +6,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+# As mlx-vlm renders conversations for models without a template.
+_PLAIN = (
+    "{%- if messages | length == 1 and messages[0]['role'] == 'user' -%}"
+    "{{ messages[0]['content'] }}"
+    "{%- else -%}"
+    "{%- for message in messages -%}"
+    "{{ message['role'] | capitalize }}:"
+    "{% if message['content'] %} {{ message['content'] }}{% endif %}"
+    "{% if add_generation_prompt or not loop.last %}{{ '\n' }}{% endif %}"
+    "{%- endfor -%}"
+    "{% if add_generation_prompt %}Assistant:{% endif %}"
+    "{%- endif -%}"
+)
+_CONTENTS = "{{ messages | map(attribute='content') | join(' ') }}"
+_DEEPSEEK = (
+    "{%- set names = {'user': '<|User|>:', 'assistant': '<|Assistant|>'} -%}"
+    "{%- for message in messages -%}"
+    "{{ names.get(message['role'], '') + ' ' + message['content'] + '\n\n' }}"
+    "{%- endfor -%}"
+    "{% if add_generation_prompt %}<|Assistant|>:{% endif %}"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Processing:
@@ -36,6 +58,7 @@ class Processing:
             negative token for an image.
         pil: the model of transformers whose processor of images mlx-vlm takes in the form that
             needs torchvision, though another has the same results from Pillow.
+        template: the chat template of models that have none, with the result of mlx-vlm's.
     """
 
     mark: str | None = None
@@ -53,6 +76,7 @@ class Processing:
     padded: str | None = None
     counted: str | None = None
     pil: str | None = None
+    template: str = _PLAIN
 
 
 _INTERNVL = {"add_special_tokens": False, "truncation": False}
@@ -72,6 +96,7 @@ _PROCESSING = {
         begins=True,
         arrays=_CROPS,
         padded="images_spatial_crop",
+        template=_DEEPSEEK,
     ),
     # Else mlx-vlm's code drops the last token, which is a space of its own template.
     "deepseekocr": Processing(
@@ -82,6 +107,7 @@ _PROCESSING = {
         begins=True,
         arrays=_CROPS,
         lists=_PIXELS,
+        template=_CONTENTS,
     ),
     "deepseekocr_2": Processing(
         written="<image>\n",
@@ -91,6 +117,7 @@ _PROCESSING = {
         begins=True,
         arrays=_CROPS,
         lists=_PIXELS,
+        template=_CONTENTS,
     ),
     "ernie4_5_moe_vl": Processing(
         mark="<|IMAGE_START|><|image@placeholder|><|IMAGE_END|>",
@@ -170,6 +197,7 @@ _PROCESSING = {
         begins=True,
         arrays=_CROPS,
         lists=_PIXELS,
+        template=_CONTENTS,
     ),
 }
 
