@@ -18,7 +18,6 @@ from chairlift.engine.model.vision.processing import Processing
 _OF_TEXT = frozenset(
     {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "labels"}
 )
-# NumPy has no such type: its elements are those of uint16.
 _BFLOAT16 = "bfloat16"
 
 
@@ -66,16 +65,14 @@ def digest_of(arrays: Mapping[str, Array]) -> bytes:
 
 
 def numpy_of(array: Array) -> np.ndarray[Any, Any]:
-    """An array of a message, of a type that NumPy has."""
-    return np.frombuffer(array.data, array.dtype).reshape(array.shape)
+    """An array of a message; elements of bfloat16 are the same bits in uint16."""
+    return np.frombuffer(array.data, array.held_as).reshape(array.shape)
 
 
 def mlx_of(array: Array) -> mx.array:
     """An array of a message."""
-    if array.dtype != _BFLOAT16:
-        return mx.array(numpy_of(array))
-    bits = np.frombuffer(array.data, np.uint16).reshape(array.shape)
-    return mx.array(bits).view(mx.bfloat16)
+    elements = mx.array(numpy_of(array))
+    return elements.view(mx.bfloat16) if array.dtype == _BFLOAT16 else elements
 
 
 def _array(value: Any) -> Array:

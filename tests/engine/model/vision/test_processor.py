@@ -10,10 +10,13 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from PIL import Image
+from support.engine.bench import Bench
+from support.vision.tiled_processors import TILED_PROCESSORS
 from support.vision.vision_dir import ALL_PROCESSORS, picture, vision_dir
 
 from chairlift.engine.errors import ModelError, RequestError
 from chairlift.engine.messages import ImagePrompt, ImageSource
+from chairlift.engine.model import attention
 from chairlift.engine.model.vision.image_arrays import mlx_of
 from chairlift.engine.model.vision.loading import load_vision_model
 from chairlift.engine.model.vision.model import VisionModel
@@ -45,13 +48,17 @@ def _prepared(
 ) -> tuple[str, ImagePrompt]:
     """A text, and its prompt with images of these numbers; equal ones are the same image."""
     _, processor = _loaded(folder, model_type)
-    files = ALL_PROCESSORS[model_type]
-    marks = [files.mark.replace("{}", str(place)) for place in range(1, len(numbers) + 1)]
+    mark = ALL_PROCESSORS[model_type].mark
+    marks = [mark.replace("{}", str(place)) for place in range(1, len(numbers) + 1)]
     text = before + "".join(f"{mark} and " for mark in marks) + "what?"
-    sizes = [files.sizes[number % len(files.sizes)] for number in numbers]
-    pictures = [picture(number, *size) for number, size in zip(numbers, sizes, strict=True)]
-    sources = [ImageSource(each, "image/png", "auto") for each in pictures]
+    files = _pictures(model_type, numbers)
+    sources = [ImageSource(each, "image/png", "auto") for each in files]
     return text, prepare(processor, text, sources)
+
+
+def _pictures(model_type: str, numbers: list[int]) -> list[bytes]:
+    sizes = ALL_PROCESSORS[model_type].sizes
+    return [picture(number, *sizes[number % len(sizes)]) for number in numbers]
 
 
 @pytest.mark.filterwarnings("ignore")  # mlx-vlm's code warns
@@ -66,8 +73,7 @@ def test_embeddings_are_those_of_mlx_vlm(
     text, (tokens, (image,)) = _prepared(folder, model_type, [number], before)
     model = _model(path, model_type)
     own = model.embeddings(image, tokens[image.span])
-    file = Image.open(io.BytesIO(picture(number, *size))).convert("RGB")
-    ids, arguments = _theirs(processor, model_type, text, file)
+    ids, arguments = _theirs(processor, model_type, text, [number])
     embedded = model.model.get_input_embeddings(ids, **arguments)
     expected = [embedded.inputs_embeds[0, mx.array(image.places)]]
     expected += embedded.deepstack_visual_embeds or []
@@ -82,17 +88,19 @@ def test_embeddings_are_those_of_mlx_vlm(
 
 
 def _theirs(
-    processor: Processor, model_type: str, text: str, image: Image.Image
+    processor: Processor, model_type: str, text: str, numbers: list[int]
 ) -> tuple[mx.array, dict[str, Any]]:
     """The tokens and the other arguments of mlx-vlm's own path."""
     from mlx_vlm.utils import prepare_inputs
 
+    files = [io.BytesIO(each) for each in _pictures(model_type, numbers)]
+    images = [Image.open(file).convert("RGB") for file in files]
     if model_type == "llava":
         # mlx-vlm's call of this processor fails with this version of transformers.
-        inputs = dict(processor._processor(text=[text], images=[image]))
+        inputs = dict(processor._processor(text=[text], images=images))
     else:
         settings = {"add_special_tokens": False, **processing_of(model_type).settings}
-        inputs = prepare_inputs(processor._processor, images=[image], prompts=text, **settings)
+        inputs = prepare_inputs(processor._processor, images=images, prompts=text, **settings)
     if model_type == "deepseek_vl_v2":
         # mlx-vlm's code reads beyond this array.
         crops, pixels = inputs["images_spatial_crop"], inputs["pixel_values"]
@@ -100,6 +108,30 @@ def _theirs(
         inputs["images_spatial_crop"] = mx.pad(crops, [(0, 0), (0, more), (0, 0)])
     mask = inputs.pop("attention_mask", None)
     return mx.array(inputs.pop("input_ids")), {**inputs, "mask": mask}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("model_type", TILED_PROCESSORS)
+def test_an_engine_generates_the_tokens_of_mlx_vlm(folder: Path, model_type: str) -> None:
+    from mlx_vlm.generate.ar import generate_step
+    from mlx_vlm.utils import load_model
+
+    path, processor = _loaded(folder, model_type)
+    numbers = [0, 1][: processing_of(model_type).most]
+    text, (tokens, images) = _prepared(folder, model_type, numbers)
+    ids, arguments = _theirs(processor, model_type, text, numbers)
+    pixels, mask = arguments.pop("pixel_values"), arguments.pop("mask")
+    steps = generate_step(
+        *(ids, load_model(path), pixels, mask), max_tokens=6, temperature=0.0, **arguments
+    )
+    expected = [int(token) for token, _ in steps]
+    model = load_vision_model(path, model_type)
+    attention.install(model)
+    bench = Bench(model, tokens=64)
+    bench.submit("0", tokens, 6, reading={"images": images})
+    bench.drain()
+    assert bench.tokens("0") == expected
 
 
 @pytest.mark.parametrize("model_type", [n for n in ALL_PROCESSORS if n not in ONE_IMAGE])
