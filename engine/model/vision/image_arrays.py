@@ -39,7 +39,7 @@ def arrays_of(inputs: Mapping[str, Any], processing: Processing, first: int) -> 
         kept = {name: value for name, value in named.items() if name not in _OF_TEXT}
     else:
         kept = {name: value for name, value in named.items() if name in processing.arrays}
-    arrays = {}
+    arrays: dict[str, Array] = {}
     for name, value in kept.items():
         if _is_empty(value):
             continue
@@ -49,7 +49,8 @@ def arrays_of(inputs: Mapping[str, Any], processing: Processing, first: int) -> 
         if name == processing.padded:
             value = _padded(np.asarray(value), len(kept["pixel_values"][0]))
         if name in processing.lists:
-            arrays |= {path: _array(each) for path, each in tree_flatten({name: value})}
+            leaves: Any = tree_flatten({name: value})
+            arrays |= {path: _array(each) for path, each in leaves}
         else:
             arrays[name] = _array(value)
     return arrays

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-# As mlx-vlm renders conversations for models without a template.
+# As mlx-vlm renders conversations for models without a template. It adds BOS afterwards.
 _PLAIN = (
     "{%- if messages | length == 1 and messages[0]['role'] == 'user' -%}"
     "{{ messages[0]['content'] }}"
@@ -19,8 +19,9 @@ _PLAIN = (
     "{% if add_generation_prompt %}Assistant:{% endif %}"
     "{%- endif -%}"
 )
-_CONTENTS = "{{ messages | map(attribute='content') | join(' ') }}"
+_CONTENTS = "{{ bos_token }}{{ messages | map(attribute='content') | join(' ') }}"
 _DEEPSEEK = (
+    "{{ bos_token }}"
     "{%- set names = {'user': '<|User|>:', 'assistant': '<|Assistant|>'} -%}"
     "{%- for message in messages -%}"
     "{{ names.get(message['role'], '') + ' ' + message['content'] + '\n\n' }}"
