@@ -26,11 +26,8 @@ def pil_backend(model: str | None) -> Iterator[None]:
     stand_in = ModuleType(name)
     for each in (each for each in vars(pil) if each.endswith("Pil")):
         setattr(stand_in, each.removesuffix("Pil"), getattr(pil, each))
-    before = sys.modules.get(name)
     sys.modules[name] = stand_in
     try:
         yield
     finally:
-        sys.modules.pop(name)
-        if before is not None:
-            sys.modules[name] = before
+        del sys.modules[name]

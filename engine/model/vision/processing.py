@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 # As mlx-vlm renders conversations for models without a template. It adds BOS afterwards.
@@ -87,7 +87,18 @@ _GRID = frozenset({"pixel_values", "image_grid_thw"})
 _PATCHES = frozenset({"pixel_values", "pixel_attention_mask", "spatial_shapes"})
 _PIXELS = frozenset({"pixel_values"})
 _NUMBERED = r"<\|image_\d+\|>"
-
+# Otherwise mlx-vlm's code drops the last token, which is a space of its own template.
+_WHOLE = {"inference_mode": False}
+_DEEPSEEK_OCR = Processing(
+    written="<image>\n",
+    most=1,
+    settings=_WHOLE,
+    token="<image>",
+    begins=True,
+    arrays=_CROPS,
+    lists=_PIXELS,
+    template=_CONTENTS,
+)
 _PROCESSING = {
     "deepseek_vl_v2": Processing(
         written="<image>\n",
@@ -99,27 +110,8 @@ _PROCESSING = {
         padded="images_spatial_crop",
         template=_DEEPSEEK,
     ),
-    # Else mlx-vlm's code drops the last token, which is a space of its own template.
-    "deepseekocr": Processing(
-        written="<image>\n",
-        most=1,
-        settings={"inference_mode": False},
-        token="<image>",
-        begins=True,
-        arrays=_CROPS,
-        lists=_PIXELS,
-        template=_CONTENTS,
-    ),
-    "deepseekocr_2": Processing(
-        written="<image>\n",
-        most=1,
-        settings={"inference_mode": False},
-        token="<image>",
-        begins=True,
-        arrays=_CROPS,
-        lists=_PIXELS,
-        template=_CONTENTS,
-    ),
+    "deepseekocr": _DEEPSEEK_OCR,
+    "deepseekocr_2": _DEEPSEEK_OCR,
     "ernie4_5_moe_vl": Processing(
         mark="<|IMAGE_START|><|image@placeholder|><|IMAGE_END|>",
         settings={},
@@ -133,7 +125,7 @@ _PROCESSING = {
         settings={}, token="<|media_pad|>", arrays=frozenset({"pixel_values", "image_grid_hws"})
     ),
     "llava": Processing(settings={}),
-    "minicpmo": Processing(mark="<image>", most=None, token="<unk>", arrays=_SIZES, lists=_PIXELS),
+    "minicpmo": Processing(mark="<image>", token="<unk>", arrays=_SIZES, lists=_PIXELS),
     "minicpmv4_6": Processing(
         mark="<image>./</image>",
         pattern=r"<image>\./</image>|<image>|<\|image_pad\|>",
@@ -170,9 +162,11 @@ _PROCESSING = {
         lead=1,
         arrays=frozenset({"pixel_values", "num_crops", "crop_layouts"}),
     ),
+    # mlx-vlm's code drops the first token behind an image. Of a line break's, that is an empty one.
     "phi3_v": Processing(
         mark="<|image_{}|>",
         pattern=_NUMBERED,
+        written="<|image_{}|>\n",
         settings={},
         arrays=frozenset({"pixel_values", "image_sizes"}),
     ),
@@ -191,15 +185,7 @@ _PROCESSING = {
         arrays=_PATCHES,
         counted="pixel_attention_mask",
     ),
-    "unlimited_ocr": Processing(
-        written="<image>",
-        settings={"inference_mode": False},
-        token="<image>",
-        begins=True,
-        arrays=_CROPS,
-        lists=_PIXELS,
-        template=_CONTENTS,
-    ),
+    "unlimited_ocr": replace(_DEEPSEEK_OCR, most=None, written="<image>"),
 }
 
 

@@ -75,7 +75,7 @@ DEEPSEEK = "<|User|>: <image>\nWhat?\n\n<|Assistant|> It.\n\n<|User|>: What?<ima
         ("minicpmv4_6", TEXTS, ONCE, _turns("What?(<image>./</image>)\n")),
         ("minicpmv4_7", chat_template("<|image_pad|>"), ONCE, _turns("What?<|image_pad|>")),
         ("moondream3", None, ONCE, "What?"),
-        ("phi3_v", TEXTS, TWICE, _turns("<|image_1|>What?", "It.", "What?<|image_2|>")),
+        ("phi3_v", TEXTS, TWICE, _turns("<|image_1|>\nWhat?", "It.", "What?<|image_2|>\n")),
         ("phi4_siglip", TEXTS, ONCE, _turns("What?<image>\n")),
     ],
 )
