@@ -193,8 +193,11 @@ def _image_id(processor: Any, folder: str, processing: Processing) -> int | None
     if isinstance(processing.token, int):
         return processing.token
     if processing.token is not None:
-        known: int | None = processor.tokenizer.convert_tokens_to_ids(processing.token)
-        if known in (None, getattr(processor.tokenizer, "unk_token_id", None)):
+        tokenizer = processor.tokenizer
+        known: int | None = tokenizer.convert_tokens_to_ids(processing.token)
+        others = getattr(tokenizer, "unk_token", None)
+        is_other = processing.token != others and known == getattr(tokenizer, "unk_token_id", None)
+        if known is None or is_other:
             raise ModelError(f"{folder}: the tokenizer has no {processing.token!r}")
         return known
     if processing.counted or processing.pattern:

@@ -94,7 +94,7 @@ _PHI3_CLIP = SimpleNamespace(
     patch_size=14,
 )
 _MINICPM: dict[str, str | None] = dict.fromkeys(
-    ["<unk>", "</image>", "<slice>", "</slice>", "<image_id>", "</image_id>"]
+    ["<unk>", "</image>", "<slice>", "</slice>", "<image_id>", "</image_id>", "<|listen|>"]
 )
 _MINICPMV = {
     "image_processor_type": "MiniCPMVImageProcessor",
@@ -164,6 +164,7 @@ TILED_PROCESSORS: dict[str, ProcessorFiles] = {
         {"processor_class": "DeepseekVLV2Processor", **_DEEPSEEK},
         "<image>",
         "<image>\n",
+        tokens=dict.fromkeys(["<|User|>", "<|Assistant|>"]),
     ),
     # Its processor has the sizes of mlx-vlm, whatever the files say.
     "kimi_vl": ProcessorFiles(

@@ -269,7 +269,8 @@ def vision_dir(
             "vision_end_token_id": ids["<|vision_end|>"],
             "video_token_id": ids["<|video_pad|>"],
         }
-    _write(path / "config.json", config)
+    # transformers warns of some fields, even if they say nothing.
+    _write(path / "config.json", {key: v for key, v in config.items() if v is not None})
     if model_type in CONFIGS:
         model = vlm_model(model_type, seed)
     else:
@@ -285,6 +286,8 @@ def vision_dir(
         "chat_template": chat_template(files.mark if template_takes_parts else None),
         "clean_up_tokenization_spaces": False,
     }
+    if "<unk>" in ids:
+        settings["unk_token"] = "<unk>"
     if model_type.startswith("gemma"):
         settings |= {
             "image_token": files.token,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -203,3 +204,14 @@ def test_a_folder_without_processor(tmp_path: Path) -> None:
     (path / "preprocessor_config.json").unlink()
     with pytest.raises(ModelError, match="the image processor cannot be loaded"):
         load_processor(str(path), "gemma3", trust_remote_code=False)
+
+
+@pytest.mark.parametrize("unknown", [None, "<unk>"])
+def test_a_tokenizer_without_the_token_of_images(tmp_path: Path, unknown: str | None) -> None:
+    path = vision_dir(tmp_path, "molmo")
+    tokenizer = (path / "tokenizer.json").read_text().replace("<im_patch>", "<unk>")
+    (path / "tokenizer.json").write_text(tokenizer)
+    settings = json.loads((path / "tokenizer_config.json").read_text()) | {"unk_token": unknown}
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(ModelError, match="the tokenizer has no '<im_patch>'"):
+        load_processor(str(path), "molmo", trust_remote_code=False)
