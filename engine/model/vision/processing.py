@@ -47,7 +47,7 @@ class Processing:
         settings: further arguments. Without ``add_special_tokens`` the processor has no such
             parameter.
         token: the token of which an image has one for each of its embeddings, or its id; None: it
-            is in the config. Besides, all negative ids are images'.
+            is in the config; -1: images' tokens have negative ids.
         lead: tokens in front of the image that may have the same id.
         begins: the processor begins each prompt with a BOS of its own.
         arrays: what it returns that makes an image's embeddings; None: all but what is the text's.
@@ -168,12 +168,14 @@ _PROCESSING = {
         pattern=_NUMBERED,
         written="<|image_{}|>\n",
         settings={},
+        token=-1,
         arrays=frozenset({"pixel_values", "image_sizes"}),
     ),
     "phi4_siglip": Processing(
         mark="<image>",
         written="<image>\n",
         settings={},
+        token=-1,
         arrays=_PATCHES,
         counted="pixel_attention_mask",
         pil="siglip2",
@@ -182,6 +184,7 @@ _PROCESSING = {
         mark="<|image_{}|>",
         pattern=rf"{_NUMBERED}|<image>",
         settings={},
+        token=-1,
         arrays=_PATCHES,
         counted="pixel_attention_mask",
     ),

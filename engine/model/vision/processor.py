@@ -163,8 +163,9 @@ def load_processor(folder: str, model_type: str, trust_remote_code: bool) -> Pro
         with pil_backend(processing.pil), _silenced():
             # NOTE: without this argument, mlx-vlm trusts the folder's code.
             processor = AutoProcessor.from_pretrained(folder, trust_remote_code=trust_remote_code)
-        # Some types have another one for pixels, as in mlx-vlm's ``load``.
-        if (pixels := load_image_processor(Path(folder))) is not None:
+            # Some types have another one for pixels, as in mlx-vlm's ``load``.
+            pixels = load_image_processor(Path(folder))
+        if pixels is not None:
             processor.image_processor = pixels
         tokenizer = processor.tokenizer
     except Exception as error:  # transformers raises any of its parsers' exceptions
@@ -191,7 +192,7 @@ def _silenced() -> Iterator[None]:
 def _image_id(processor: Any, folder: str, processing: Processing) -> int | None:
     """The token that stands for an embedding of an image; None if all have negative ids."""
     if isinstance(processing.token, int):
-        return processing.token
+        return None if processing.token < 0 else processing.token
     if processing.token is not None:
         tokenizer = processor.tokenizer
         known: int | None = tokenizer.convert_tokens_to_ids(processing.token)
@@ -200,8 +201,6 @@ def _image_id(processor: Any, folder: str, processing: Processing) -> int | None
         if known is None or is_other:
             raise ModelError(f"{folder}: the tokenizer has no {processing.token!r}")
         return known
-    if processing.counted or processing.pattern:
-        return None
     config = json.loads((Path(folder) / "config.json").read_bytes())
     found = (config.get(key) for key in _IMAGE_KEYS)
     image_id = next((each for each in found if type(each) is int), None)
