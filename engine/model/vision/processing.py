@@ -42,8 +42,9 @@ class Processing:
         written: what a message that is a text has in an image's place, where that is more than the
             mark, as mlx-vlm's ``prompt_utils`` has it.
         other_mark: what the processor would take for an image, too.
-        most: images in a prompt; None: any number. With more, mlx-vlm's code confuses them, fails,
-            or prepares each in another way.
+        most: images in a prompt; None: any number. mlx-vlm's code confuses more, or fails.
+        tiled: images in a prompt of which the processor makes tiles as its "candidate_resolutions"
+            say. With more, each has the first of these resolutions.
         settings: further arguments. Without ``add_special_tokens`` the processor has no such
             parameter.
         token: the token of which an image has one for each of its embeddings, or its id; None: it
@@ -68,6 +69,7 @@ class Processing:
     pattern: str | None = None
     written: str | None = None
     most: int | None = None
+    tiled: int | None = None
     token: str | int | None = None
     lead: int = 0
     begins: bool = False
@@ -102,7 +104,7 @@ _DEEPSEEK_OCR = Processing(
 _PROCESSING = {
     "deepseek_vl_v2": Processing(
         written="<image>\n",
-        most=2,
+        tiled=2,
         settings={},
         token="<image>",
         begins=True,

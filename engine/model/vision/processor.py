@@ -60,7 +60,8 @@ class Processor:
         whole = self._processed(text, images)
         alone = [whole]
         if len(images) > 1:
-            alone = [self._processed(self.mark.numbered(1), [image]) for image in images]
+            with self._among(len(images)):
+                alone = [self._processed(self.mark.numbered(1), [image]) for image in images]
         counts = [self._count(each) for each in alone]
         tokens = self._ids(whole)
         if self._processing.counted:
@@ -110,6 +111,20 @@ class Processor:
             raise RequestError(
                 f"messages: the model's processor refuses the images: {reason}", "messages"
             ) from error
+
+    @contextmanager
+    def _among(self, images: int) -> Iterator[None]:
+        """A context in which an image alone is processed as one of so many."""
+        tiled = self._processing.tiled
+        if tiled is None or images <= tiled:
+            yield
+            return
+        resolutions = self._processor.candidate_resolutions
+        self._processor.candidate_resolutions = resolutions[:1]
+        try:
+            yield
+        finally:
+            self._processor.candidate_resolutions = resolutions
 
     def _ids(self, inputs: dict[str, Any]) -> list[int]:
         ids: list[int] = np.asarray(inputs["input_ids"]).reshape(-1).tolist()
