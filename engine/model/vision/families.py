@@ -33,6 +33,7 @@ class Family:
         has_plane: an image's tokens also have positions in height and width.
         has_table: tokens' embeddings are those of the embedding layer. Others have them from
             ``get_input_embeddings``.
+        listed: parameters that are lists of numbers.
     """
 
     positions: Literal["place", "grid", "equal", "xdrope", "canvas", "block", "prompt"] = "place"
@@ -47,6 +48,7 @@ class Family:
     together: Literal["image", "block", "prompt"] | None = None
     has_plane: bool = False
     has_table: bool = False
+    listed: frozenset[str] = frozenset()
 
 
 _PLAIN = Family()
@@ -56,7 +58,7 @@ _DEEPSTACK = Family("grid", deepstack="qwen3_vl")
 _ONE = Family(tokens="one")
 _ANY = Family(tokens="any")
 _SEQ_MASK = Family(derived="images_seq_mask")
-_BEHIND_FIRST = Family(lead=1)
+_BEHIND_FIRST = Family(lead=1, listed=frozenset({"num_crops", "crop_layouts"}))
 _TOGETHER = Family(together="image")
 
 FAMILIES = {
@@ -141,10 +143,6 @@ FAMILIES = {
 UNPREPARED = frozenset(
     {
         "deepseek_v41",
-        "deepseek_vl_v2",
-        "deepseekocr",
-        "deepseekocr_2",
-        "ernie4_5_moe_vl",
         "falcon_ocr",
         "fastvlm",
         "gemma4_unified",
@@ -152,24 +150,13 @@ UNPREPARED = frozenset(
         "granite_vision",
         "hunyuan_vl",
         "jina_vlm",
-        "kimi_vl",
         "llava_bunny",
         "llava_next",
         "llmjpvl",
         "mimo_v2",
-        "minicpmo",
-        "minicpmv4_6",
-        "minicpmv4_7",
-        "molmo",
-        "molmo2",
         "moondream2",
-        "moondream3",
         "multi_modality",
-        "phi3_v",
-        "phi4_siglip",
-        "phi4mm",
         "plamo2vl",
-        "unlimited_ocr",
         "youtu_vl",
     }
 )
@@ -180,7 +167,11 @@ ALIASES = {
     "lfm2-vl": "lfm2_vl",
     "nemotron_h_omni": "nemotron_h_nano_omni",
     "nemotronh_nano_omni_reasoning_v3": "nemotron_h_nano_omni",
+    "phi4-siglip": "phi4_siglip",
+    "unlimited-ocr": "unlimited_ocr",
 }
+# All models of these types see, and the configs of most have no "vision_config".
+ALWAYS_SEE = frozenset({"molmo", "molmo2", "moondream3", "phi3_v", "phi4_siglip", "phi4mm"})
 
 
 def vision_type(config: Mapping[str, Any]) -> str | None:
@@ -190,7 +181,9 @@ def vision_type(config: Mapping[str, Any]) -> str | None:
     """
     named = config.get("model_type")
     model_type = ALIASES.get(str(named), str(named))
-    if model_type not in FAMILIES or model_type in UNPREPARED or "vision_config" not in config:
+    if model_type not in FAMILIES or model_type in UNPREPARED:
+        return None
+    if model_type not in ALWAYS_SEE and "vision_config" not in config:
         return None
     # A model with a file of its own code is mlx-lm's.
     return None if "model_file" in config else model_type

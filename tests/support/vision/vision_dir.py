@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from conformance.vision.configs import tiny_config, tiny_model
+from conformance.vision.tiny import Tiny
+from conformance.vision.types import TYPES
 from mlx.utils import tree_flatten
 from PIL import Image
 from support.tiny import EOS_ID, SPECIALS, tiny_tokenizer
+from support.vision.processor_files import ProcessorFiles
+from support.vision.tiled_processors import TILED_PROCESSORS
 from support.vision.tiny_vision import CONFIGS, vlm_model
 from tokenizers import AddedToken
 
@@ -38,22 +43,6 @@ _TOKENS = [
     "<|image|>",
     "<|IMG_PATCH|>",
 ]
-
-
-class ProcessorFiles(NamedTuple):
-    """What a family's processor reads.
-
-    Attributes:
-        image: preprocessor_config.json.
-        processor: processor_config.json.
-        token: the token of which an image has several.
-        mark: what a chat template writes for an image.
-    """
-
-    image: dict[str, Any]
-    processor: dict[str, Any]
-    token: str
-    mark: str
 
 
 _IDEFICS: dict[str, Any] = {
@@ -246,22 +235,33 @@ for _name in ("glm4v_moe", "glm_ocr"):
     MORE_PROCESSORS[_name] = MORE_PROCESSORS["glm4v"]
 
 
+ALL_PROCESSORS = PROCESSORS | MORE_PROCESSORS | TILED_PROCESSORS
+
+
 def vision_dir(
     tmp_path: Path, model_type: str, *, seed: int = 0, template_takes_parts: bool = True
 ) -> Path:
     """Writes a directory of a tiny random model under ``tmp_path``."""
     path = tmp_path / f"tiny-{model_type}"
     path.mkdir(parents=True)
-    files = (PROCESSORS | MORE_PROCESSORS)[model_type]
+    files = ALL_PROCESSORS[model_type]
+    tiny = _tiny(model_type, files)
     tokenizer = tiny_tokenizer()
-    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in _TOKENS])
-    ids = {token: tokenizer.token_to_id(token) for token in _TOKENS}
+    tokens = [*_TOKENS, *files.tokens]
+    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in tokens])
+    ids = {token: tokenizer.token_to_id(token) for token in tokens}
+    image_id = {
+        key: ids[files.token]
+        for key in ("image_token_id", "image_token_index")
+        if files.token in ids
+    }
     config: dict[str, Any] = {
-        "model_type": model_type,
-        **(CONFIGS.get(model_type) or tiny_config(model_type)),
+        **(CONFIGS.get(model_type) or tiny_config(model_type, tiny)),
+        "model_type": files.named or model_type,
         "eos_token_id": EOS_ID,
-        "image_token_id": ids[files.token],
-        "image_token_index": ids[files.token],
+        **image_id,
+        **{key: ids[token] for token, key in files.tokens.items() if key is not None},
+        **files.config,
     }
     if model_type.startswith("qwen"):
         config |= {
@@ -269,8 +269,12 @@ def vision_dir(
             "vision_end_token_id": ids["<|vision_end|>"],
             "video_token_id": ids["<|video_pad|>"],
         }
-    _write(path / "config.json", config)
-    model = vlm_model(model_type, seed) if model_type in CONFIGS else tiny_model(model_type, seed)
+    # transformers warns of some fields, even if they say nothing.
+    _write(path / "config.json", {key: v for key, v in config.items() if v is not None})
+    if model_type in CONFIGS:
+        model = vlm_model(model_type, seed)
+    else:
+        model = tiny_model(model_type, seed, tiny)
     weights = dict(tree_flatten(model.parameters()))
     mx.save_safetensors(str(path / "model.safetensors"), weights, metadata={"format": "mlx"})
     tokenizer.save(str(path / "tokenizer.json"))
@@ -282,6 +286,8 @@ def vision_dir(
         "chat_template": chat_template(files.mark if template_takes_parts else None),
         "clean_up_tokenization_spaces": False,
     }
+    if "<unk>" in ids:
+        settings["unk_token"] = "<unk>"
     if model_type.startswith("gemma"):
         settings |= {
             "image_token": files.token,
@@ -292,7 +298,23 @@ def vision_dir(
     name = {"processor_class": files.processor["processor_class"]}
     _write(path / "preprocessor_config.json", {**files.image, **name})
     _write(path / "processor_config.json", files.processor)
+    files.write(path)
     return path
+
+
+def _tiny(model_type: str, files: ProcessorFiles) -> Tiny | None:
+    """What the tiny instance is made of, with the sizes that the files have; None: no other."""
+    if not (files.parts or files.constants):
+        return None
+    tiny = TYPES[model_type]
+    parts = {
+        part: {**(tiny.config.get(part) or {}), **values} for part, values in files.parts.items()
+    }
+    return replace(
+        tiny,
+        config={**tiny.config, **parts},
+        constants={**tiny.constants, **files.constants},
+    )
 
 
 def chat_template(mark: str | None) -> str:

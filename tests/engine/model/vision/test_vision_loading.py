@@ -15,7 +15,13 @@ from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.model import architecture
 from chairlift.engine.model.loader import load_model
 from chairlift.engine.model.tokenizer import load_tokenizer
-from chairlift.engine.model.vision.families import ALIASES, FAMILIES, UNPREPARED, vision_type
+from chairlift.engine.model.vision.families import (
+    ALIASES,
+    ALWAYS_SEE,
+    FAMILIES,
+    UNPREPARED,
+    vision_type,
+)
 from chairlift.engine.model.vision.model import VisionModel
 
 
@@ -58,8 +64,10 @@ def test_only_known_types_with_images_see() -> None:
     for model_type in FAMILIES.keys() - UNPREPARED:
         config = {"model_type": model_type, "vision_config": {}}
         assert vision_type(config) == model_type
-        assert vision_type({"model_type": model_type}) is None
+        without = vision_type({"model_type": model_type})
+        assert without == (model_type if model_type in ALWAYS_SEE else None)
         assert vision_type({**config, "model_file": "model.py"}) is None
+    assert FAMILIES.keys() - UNPREPARED >= ALWAYS_SEE
     for name, model_type in ALIASES.items():
         assert vision_type({"model_type": name, "vision_config": {}}) == model_type
     for model_type in ("llama", None, *UNPREPARED):
