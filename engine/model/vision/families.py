@@ -190,7 +190,9 @@ def vision_type(config: Mapping[str, Any]) -> str | None:
     """
     named = config.get("model_type")
     model_type = ALIASES.get(str(named), str(named))
-    if model_type not in FAMILIES or model_type in UNPREPARED or "vision_config" not in config:
+    parts = (config, config.get("thinker_config") or {})  # Qwen3-Omni's
+    has_vision = any("vision_config" in part for part in parts)
+    if model_type not in FAMILIES or model_type in UNPREPARED or not has_vision:
         return None
     # A model with a file of its own code is mlx-lm's.
     return None if "model_file" in config else model_type

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from PIL import Image
+from tokenizers.processors import Sequence as Sequential
 
 from chairlift.engine.errors import ModelError, RequestError
 from chairlift.engine.messages import Array, ImagePrompt, ImageSource, PromptImage
@@ -22,7 +23,13 @@ from chairlift.engine.model.vision.processing import Processing, processing_of
 _OF_TEXT = frozenset(
     {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "labels"}
 )
-_IMAGE_KEYS = ("image_token_id", "image_token_index")
+# The entries of a model's config that have the id of an image's token.
+_ID_NAMES = (
+    "image_token_id",
+    "image_token_index",
+    "media_placeholder_token_id",
+    "img_context_token_id",
+)
 
 
 class Processor:
@@ -42,14 +49,22 @@ class Processor:
         self._image_id = image_id
         self._other_mark = processing.other_mark
         self._settings = processing.settings
+        self._most = processing.most
         self.mark: str = processing.mark or processor.image_token
 
     def prepare(self, text: str, images: Sequence[Image.Image]) -> ImagePrompt:
         """The tokens of a text, in which each mark became the tokens of one image.
 
         Raises:
-            RequestError: the text has another number of marks, or the processor refuses it.
+            RequestError: the text has another number of marks, or more images than mlx-vlm takes,
+                or the processor refuses it.
         """
+        if self._most is not None and len(images) > self._most:
+            raise RequestError(
+                f"messages: a prompt of this model has at most {self._most} image"
+                f"{'s' * (self._most > 1)}, and mlx-vlm takes no more",
+                "messages",
+            )
         marks = text.count(self.mark)
         if self._other_mark is not None:
             marks += text.count(self._other_mark)
@@ -79,12 +94,7 @@ class Processor:
 
     def _processed(self, text: str, images: Sequence[Image.Image]) -> dict[str, Any]:
         try:
-            inputs = dict(self._processor(text=[text], images=list(images), **self._settings))
-            # The text is a rendered chat template, which has all special tokens.
-            if "add_special_tokens" not in self._settings:
-                added = len(self._processor.tokenizer("").input_ids)
-                inputs["input_ids"] = [_ids(inputs)[added:]]
-            return inputs
+            return dict(self._processor(text=[text], images=list(images), **self._settings))
         except Exception as error:  # it may raise anything
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             raise RequestError(
@@ -102,7 +112,7 @@ def load_processor(folder: str, model_type: str, trust_remote_code: bool) -> Pro
     mx.set_default_device(mx.Device(mx.DeviceType.cpu))
     try:
         # NOTE: this first. It makes transformers load mlx-vlm's processors, which need no torch.
-        importlib.import_module(f"mlx_vlm.models.{model_type}")
+        package = importlib.import_module(f"mlx_vlm.models.{model_type}")
         from transformers import AutoProcessor
 
         # NOTE: without this argument, mlx-vlm trusts the folder's code.
@@ -113,9 +123,7 @@ def load_processor(folder: str, model_type: str, trust_remote_code: bool) -> Pro
             f"{folder}: the image processor cannot be loaded: {reason}; "
             "with --text-only, the model is served without images"
         ) from error
-    config = json.loads((Path(folder) / "config.json").read_bytes())
-    known = (config.get(key) for key in _IMAGE_KEYS)
-    image_id = next((each for each in known if type(each) is int), None)
+    image_id = _image_id(json.loads((Path(folder) / "config.json").read_bytes()), package)
     # The processors of InternVL know it by the tokenizer.
     image_id = getattr(processor, "img_context_token_id", image_id)
     if image_id is None:
@@ -123,7 +131,25 @@ def load_processor(folder: str, model_type: str, trust_remote_code: bool) -> Pro
     processing = processing_of(model_type)
     if not processing.mark and not getattr(processor, "image_token", None):
         raise ModelError(f"{folder}: the image processor has no token for images")
+    if "add_special_tokens" not in processing.settings:
+        _add_no_tokens(processor.tokenizer)
+    if processing.completes is not None:
+        processing.completes(processor)
     return Processor(processor, image_id, processing)
+
+
+def _add_no_tokens(tokenizer: Any) -> None:
+    """Keeps a tokenizer from adding special tokens: a rendered chat template has all of them."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        backend.post_processor = Sequential([])
+
+
+def _image_id(config: Mapping[str, Any], package: Any) -> int | None:
+    """The token of an image's embeddings by a model's config, or mlx-vlm's default."""
+    parts = (config, config.get("thinker_config") or {}, vars(package.ModelConfig))
+    known = (part.get(name) for part in parts for name in _ID_NAMES)
+    return next((each for each in known if type(each) is int), None)
 
 
 def mark_of(processor: Processor) -> str:
@@ -153,6 +179,8 @@ def _array(value: Any) -> Array:
     array = np.ascontiguousarray(np.asarray(value))
     if array.dtype == object:
         raise RequestError("messages: the images have no common size", "messages")
+    if array.dtype == np.float64:  # which MLX makes float32, too
+        array = array.astype(np.float32)
     return Array(str(array.dtype), array.shape, array.tobytes())
 
 

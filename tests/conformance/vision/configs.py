@@ -47,8 +47,11 @@ def tiny_config(name: str) -> dict[str, Any]:
     return deepcopy({**flat, **own, **parts, **rest, "model_type": name})
 
 
-def tiny_model(name: str, seed: int = 0) -> Any:
-    """A random instance in float32, evaluated; the same seed, the same weights."""
+def tiny_model(name: str, seed: int = 0, config: dict[str, Any] | None = None) -> Any:
+    """A random instance in float32, evaluated; the same seed, the same weights.
+
+    ``config`` is used instead of ``tiny_config``.
+    """
     from mlx_vlm.utils import update_module_configs
 
     package = importlib.import_module(f"mlx_vlm.models.{name}")
@@ -56,7 +59,7 @@ def tiny_model(name: str, seed: int = 0) -> Any:
     for path, value in TYPES[name].constants.items():
         owner, _, constant = path.rpartition(".")
         setattr(pkgutil.resolve_name(f"mlx_vlm.models.{code}.{owner}"), constant, value)
-    config = tiny_config(name)
+    config = tiny_config(name) if config is None else deepcopy(config)
     parsed = package.ModelConfig.from_dict(config)
     parsed = update_module_configs(parsed, package, config, list(PARTS))
     mx.random.seed(seed)  # for parameters that a model draws itself

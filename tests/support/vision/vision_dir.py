@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -13,6 +13,9 @@ from conformance.vision.configs import tiny_config, tiny_model
 from mlx.utils import tree_flatten
 from PIL import Image
 from support.tiny import EOS_ID, SPECIALS, tiny_tokenizer
+from support.vision.grid_processors import GRID_PROCESSORS
+from support.vision.processor_files import ProcessorFiles
+from support.vision.tile_processors import TILE_PROCESSORS
 from support.vision.tiny_vision import CONFIGS, vlm_model
 from tokenizers import AddedToken
 
@@ -38,22 +41,6 @@ _TOKENS = [
     "<|image|>",
     "<|IMG_PATCH|>",
 ]
-
-
-class ProcessorFiles(NamedTuple):
-    """What a family's processor reads.
-
-    Attributes:
-        image: preprocessor_config.json.
-        processor: processor_config.json.
-        token: the token of which an image has several.
-        mark: what a chat template writes for an image.
-    """
-
-    image: dict[str, Any]
-    processor: dict[str, Any]
-    token: str
-    mark: str
 
 
 _IDEFICS: dict[str, Any] = {
@@ -244,6 +231,14 @@ MORE_PROCESSORS: dict[str, ProcessorFiles] = {
 }
 for _name in ("glm4v_moe", "glm_ocr"):
     MORE_PROCESSORS[_name] = MORE_PROCESSORS["glm4v"]
+MORE_PROCESSORS |= GRID_PROCESSORS | TILE_PROCESSORS
+# The entries of config.json that have the id of an image's token, by type.
+_ID_NAMES = (
+    "image_token_id",
+    "image_token_index",
+    "img_context_token_id",
+    "media_placeholder_token_id",
+)
 
 
 def vision_dir(
@@ -254,15 +249,20 @@ def vision_dir(
     path.mkdir(parents=True)
     files = (PROCESSORS | MORE_PROCESSORS)[model_type]
     tokenizer = tiny_tokenizer()
-    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in _TOKENS])
-    ids = {token: tokenizer.token_to_id(token) for token in _TOKENS}
+    tokens = [*_TOKENS, *files.tokens]
+    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in tokens])
+    ids = {token: tokenizer.token_to_id(token) for token in tokens}
     config: dict[str, Any] = {
         "model_type": model_type,
         **(CONFIGS.get(model_type) or tiny_config(model_type)),
         "eos_token_id": EOS_ID,
-        "image_token_id": ids[files.token],
-        "image_token_index": ids[files.token],
     }
+    config = {name: value for name, value in config.items() if name not in _ID_NAMES}
+    for name, value in files.config.items():
+        config[name] = config[name] | value if isinstance(value, dict) else value
+    for name in files.names:
+        *part, name = name.split(".")
+        (config[part[0]] if part else config)[name] = ids[files.token]
     if model_type.startswith("qwen"):
         config |= {
             "vision_start_token_id": ids["<|vision_start|>"],
@@ -270,7 +270,11 @@ def vision_dir(
             "video_token_id": ids["<|video_pad|>"],
         }
     _write(path / "config.json", config)
-    model = vlm_model(model_type, seed) if model_type in CONFIGS else tiny_model(model_type, seed)
+    model = (
+        vlm_model(model_type, seed)
+        if model_type in CONFIGS
+        else tiny_model(model_type, seed, config)
+    )
     weights = dict(tree_flatten(model.parameters()))
     mx.save_safetensors(str(path / "model.safetensors"), weights, metadata={"format": "mlx"})
     tokenizer.save(str(path / "tokenizer.json"))
@@ -282,13 +286,13 @@ def vision_dir(
         "chat_template": chat_template(files.mark if template_takes_parts else None),
         "clean_up_tokenization_spaces": False,
     }
-    if model_type.startswith("gemma"):
+    if model_type == "gemma3":
         settings |= {
             "image_token": files.token,
             "boi_token": "<start_of_image>",
             "eoi_token": "<end_of_image>",
         }
-    _write(path / "tokenizer_config.json", settings)
+    _write(path / "tokenizer_config.json", {**settings, **files.tokenizer})
     name = {"processor_class": files.processor["processor_class"]}
     _write(path / "preprocessor_config.json", {**files.image, **name})
     _write(path / "processor_config.json", files.processor)
