@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from chairlift.engine.model.vision.overviews import add_overviews
+from chairlift.engine.model.vision.adapters.overviews import add_overviews
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,8 @@ class Processing:
 
     Attributes:
         mark: what stands for an image in a text before the processor has run; None: the processor's
-            ``image_token``.
+            ``image_token``. In it, "{}" is the image's number, from 1 on.
+        pattern: a regular expression of all that the processor takes for an image; None: the mark.
         other_mark: what the processor would take for an image, too.
         settings: further arguments. Without ``add_special_tokens`` the processor has no such
             parameter.
@@ -27,6 +28,7 @@ class Processing:
     mark: str | None = None
     other_mark: str | None = None
     settings: Mapping[str, Any] = field(default_factory=lambda: {"add_special_tokens": False})
+    pattern: str | None = None
     most: int | None = None
     completes: Callable[[Any], None] | None = None
 
@@ -43,6 +45,7 @@ _PROCESSING = {
     "llama4": Processing(completes=add_overviews),
     "llava": Processing(settings={}),
     "llava_onevision": Processing(settings={}),
+    "locateanything": Processing("<image-{}>", settings={}, pattern=r"<image-\d+>"),
     "paddleocr_vl": Processing(settings={}, most=1),
     "paligemma": Processing(most=1),
     "step3p7": Processing(most=1),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from tokenizers.processors import Sequence as Sequential
 from chairlift.engine.errors import ModelError, RequestError
 from chairlift.engine.messages import Array, ImagePrompt, ImageSource, PromptImage
 from chairlift.engine.model.vision.decoding import decode
+from chairlift.engine.model.vision.marks import Mark
 from chairlift.engine.model.vision.processing import Processing, processing_of
 
 # What processors return besides the arrays of images.
@@ -47,10 +49,8 @@ class Processor:
     def __init__(self, processor: Any, image_id: int, processing: Processing) -> None:
         self._processor = processor
         self._image_id = image_id
-        self._other_mark = processing.other_mark
-        self._settings = processing.settings
-        self._most = processing.most
-        self.mark: str = processing.mark or processor.image_token
+        self._processing = processing
+        self.mark = _mark(processor, processing)
 
     def prepare(self, text: str, images: Sequence[Image.Image]) -> ImagePrompt:
         """The tokens of a text, in which each mark became the tokens of one image.
@@ -59,27 +59,13 @@ class Processor:
             RequestError: the text has another number of marks, or more images than mlx-vlm takes,
                 or the processor refuses it.
         """
-        if self._most is not None and len(images) > self._most:
-            raise RequestError(
-                f"messages: a prompt of this model has at most {self._most} image"
-                f"{'s' * (self._most > 1)}, and mlx-vlm takes no more",
-                "messages",
-            )
-        marks = text.count(self.mark)
-        if self._other_mark is not None:
-            marks += text.count(self._other_mark)
-        if marks != len(images):
-            raise RequestError(
-                f"messages: the prompt has {marks} places for {len(images)} images; a text must "
-                f"not contain {self.mark!r}, and the model's chat template has to place each image",
-                "messages",
-            )
+        self._check(text, len(images))
         whole = self._processed(text, images)
         tokens = _ids(whole)
         places = [place for place, token in enumerate(tokens) if token == self._image_id]
         prepared, start = [], 0
         for image in images:
-            alone = whole if len(images) == 1 else self._processed(self.mark, [image])
+            alone = whole if len(images) == 1 else self._processed(self.mark.numbered(1), [image])
             arrays = {name: _array(v) for name, v in alone.items() if name not in _OF_TEXT}
             stop = start + _ids(alone).count(self._image_id)
             prepared.append(PromptImage(_digest(arrays), places[start:stop], arrays))
@@ -92,14 +78,37 @@ class Processor:
             )
         return ImagePrompt(tokens, tuple(prepared))
 
+    def _check(self, text: str, images: int) -> None:
+        most = self._processing.most
+        if most is not None and images > most:
+            raise RequestError(
+                f"messages: a prompt of this model has at most {most} image{'s' * (most > 1)}",
+                "messages",
+            )
+        marks = self.mark.count(text)
+        if marks != images or not self.mark.are_in_order(text):
+            raise RequestError(
+                f"messages: the prompt has {marks} places for {images} images; a text must "
+                f"not contain {self.mark.numbered(1)!r}, and the model's chat template has to "
+                "place each image",
+                "messages",
+            )
+
     def _processed(self, text: str, images: Sequence[Image.Image]) -> dict[str, Any]:
         try:
-            return dict(self._processor(text=[text], images=list(images), **self._settings))
+            settings = self._processing.settings
+            return dict(self._processor(text=[text], images=list(images), **settings))
         except Exception as error:  # it may raise anything
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             raise RequestError(
                 f"messages: the model's processor refuses the images: {reason}", "messages"
             ) from error
+
+
+def _mark(processor: Any, processing: Processing) -> Mark:
+    text = processing.mark or processor.image_token
+    alternatives = [re.escape(each) for each in (text, processing.other_mark) if each]
+    return Mark(text, processing.pattern or "|".join(alternatives), text)
 
 
 def load_processor(folder: str, model_type: str, trust_remote_code: bool) -> Processor:
@@ -152,7 +161,7 @@ def _image_id(config: Mapping[str, Any], package: Any) -> int | None:
     return next((each for each in known if type(each) is int), None)
 
 
-def mark_of(processor: Processor) -> str:
+def mark_of(processor: Processor) -> Mark:
     """What stands for an image in a text."""
     return processor.mark
 

@@ -33,21 +33,23 @@ _QWEN3_OMNI_TOKENS = {
     "audio_eos_token": "<|audio_end|>",
 }
 
+# Of some types, mlx-vlm's ``load`` ignores the settings, so they have the published ones.
 GRID_PROCESSORS: dict[str, ProcessorFiles] = {
     "cohere_compass": ProcessorFiles(
         {
             "image_processor_type": "CohereCompassImageProcessor",
-            "patch_size": 4,
+            "patch_size": 16,
             "merge_size": 2,
             "temporal_patch_size": 2,
-            "min_pixels": 64,
-            "max_pixels": 1024,
+            "min_pixels": 16_384,
+            "max_pixels": 3_868_706,
         },
         {"processor_class": "CohereCompassProcessor"},
         "<|IMAGE_PAD|>",
         "<|VISION_START|><|IMAGE_PAD|><|VISION_END|>",
         tokens=dict.fromkeys(("<|IMAGE_PAD|>", "<|VISION_START|>", "<|VISION_END|>")),
         config={
+            "vision_config": {"patch_size": 16},
             "text_config": {
                 "rope_parameters": {
                     "full_attention": {
@@ -82,13 +84,13 @@ GRID_PROCESSORS: dict[str, ProcessorFiles] = {
             "processor_class": "Glm5NextProcessor",
             "image_processor": {
                 "image_processor_type": "Glm5NextImageProcessor",
-                "patch_size": 4,
+                "patch_size": 14,
                 "temporal_patch_size": 2,
                 "merge_size": 2,
-                "min_image_tokens": 2,
-                "max_image_tokens": 16,
+                "min_image_tokens": 16,
+                "max_image_tokens": 8000,
             },
-            "video_processor": {"video_processor_type": "Glm5NextVideoProcessor", "patch_size": 4},
+            "video_processor": {"video_processor_type": "Glm5NextVideoProcessor"},
         },
         "<|image|>",
         "<|begin_of_image|><|image|><|end_of_image|>",
@@ -101,13 +103,14 @@ GRID_PROCESSORS: dict[str, ProcessorFiles] = {
                 "<|end_of_video|>",
             )
         ),
+        config={"vision_config": {"patch_size": 14}},
         names=("image_token_id",),
     ),
     "kimi_k25": ProcessorFiles(
         {
             "media_proc_cfg": {
-                "in_patch_limit": 64,
-                "patch_size": 4,
+                "in_patch_limit": 16_384,
+                "patch_size": 14,
                 "image_mean": _HALF,
                 "image_std": _HALF,
                 "merge_kernel_size": 2,
@@ -120,13 +123,14 @@ GRID_PROCESSORS: dict[str, ProcessorFiles] = {
         tokens=dict.fromkeys(
             ("<|media_begin|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>")
         ),
+        config={"vision_config": {"patch_size": 14}},
         names=("media_placeholder_token_id",),
     ),
     "kimi_k3": ProcessorFiles(
         {
             "media_proc_cfg": {
-                "in_patch_limit": 64,
-                "patch_size": 4,
+                "in_patch_limit": 16_384,
+                "patch_size": 14,
                 "image_mean": _HALF,
                 "image_std": _HALF,
                 "merge_kernel_size": 2,
@@ -139,7 +143,26 @@ GRID_PROCESSORS: dict[str, ProcessorFiles] = {
         tokens=dict.fromkeys(
             ("<|media_begin|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>")
         ),
+        config={"vision_config": {"patch_size": 14}},
         names=("media_placeholder_token_id",),
+    ),
+    "locateanything": ProcessorFiles(
+        {
+            "image_processor_type": "LocateAnythingImageProcessor",
+            "patch_size": 14,
+            "merge_kernel_size": [2, 2],
+            "in_token_limit": 25_600,
+            "image_mean": _HALF,
+            "image_std": _HALF,
+        },
+        {"processor_class": "LocateAnythingProcessor", "image_token": "<IMG_CONTEXT>"},
+        "<IMG_CONTEXT>",
+        "<image-{}>",
+        config={
+            "text_config": {"tie_word_embeddings": True},
+            "vision_config": {"patch_size": 14},
+        },
+        names=("image_token_index",),
     ),
     "mage_vl": ProcessorFiles(
         {

@@ -231,7 +231,7 @@ MORE_PROCESSORS: dict[str, ProcessorFiles] = {
 }
 for _name in ("glm4v_moe", "glm_ocr"):
     MORE_PROCESSORS[_name] = MORE_PROCESSORS["glm4v"]
-MORE_PROCESSORS |= GRID_PROCESSORS | TILE_PROCESSORS
+ALL_PROCESSORS = PROCESSORS | MORE_PROCESSORS | GRID_PROCESSORS | TILE_PROCESSORS
 # The entries of config.json that have the id of an image's token, by type.
 _ID_NAMES = (
     "image_token_id",
@@ -247,7 +247,7 @@ def vision_dir(
     """Writes a directory of a tiny random model under ``tmp_path``."""
     path = tmp_path / f"tiny-{model_type}"
     path.mkdir(parents=True)
-    files = (PROCESSORS | MORE_PROCESSORS)[model_type]
+    files = ALL_PROCESSORS[model_type]
     tokenizer = tiny_tokenizer()
     tokens = [*_TOKENS, *files.tokens]
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in tokens])
