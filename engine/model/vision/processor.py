@@ -49,6 +49,8 @@ class Processor:
     def __init__(self, processor: Any, image_id: int, processing: Processing) -> None:
         self._processor = processor
         self._image_id = image_id
+        # What stands for an embedding in a text.
+        self._token = processor.tokenizer.convert_ids_to_tokens(image_id)
         self._processing = processing
         self.mark = _mark(processor, processing)
 
@@ -93,6 +95,8 @@ class Processor:
                 "place each image",
                 "messages",
             )
+        if self._token is not None and self._token in self.mark.removed(text):
+            raise RequestError(f"messages: a text must not contain {self._token!r}", "messages")
 
     def _processed(self, text: str, images: Sequence[Image.Image]) -> dict[str, Any]:
         try:

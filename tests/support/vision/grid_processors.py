@@ -23,6 +23,15 @@ _QWEN3_VL = ProcessorFiles(
     _QWEN_MARK,
     names=("image_token_id",),
 )
+# Of the parts of Qwen3-Omni that speak.
+_SPEAKER: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+}
 _QWEN3_OMNI_TOKENS = {
     "image_token": "<|image_pad|>",
     "audio_token": "<|audio_pad|>",
@@ -236,6 +245,23 @@ GRID_PROCESSORS: dict[str, ProcessorFiles] = {
         "<|image_pad|>",
         _QWEN_MARK,
         tokens=dict.fromkeys(("<|audio_pad|>", "<|audio_start|>", "<|audio_end|>")),
+        config={
+            "enable_audio_output": True,
+            "talker_config": {
+                "num_code_groups": 2,
+                "thinker_hidden_size": 64,
+                "code_predictor_config": {**_SPEAKER, "vocab_size": 32, "num_code_groups": 2},
+            },
+            "code2wav_config": {
+                **_SPEAKER,
+                "codebook_dim": 8,
+                "codebook_size": 16,
+                "decoder_dim": 16,
+                "upsample_rates": [2],
+                "upsampling_ratios": [2],
+                "num_quantizers": 2,
+            },
+        },
         tokenizer={**_QWEN3_OMNI_TOKENS, "extra_special_tokens": _QWEN3_OMNI_TOKENS},
         names=("thinker_config.image_token_id",),
     ),

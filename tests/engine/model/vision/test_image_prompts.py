@@ -218,6 +218,14 @@ def test_a_text_must_place_an_image(folder: Path, model_type: str, marks: int) -
         _prepared(processor, _text(model_type, marks), [0])
 
 
+@pytest.mark.parametrize("model_type", ALL)
+def test_a_text_must_not_contain_the_token_of_an_embedding(folder: Path, model_type: str) -> None:
+    processor, _ = _loaded(folder, model_type)
+    text = _text(model_type, 1) + ALL[model_type].token
+    with pytest.raises(RequestError, match="a text must not contain"):
+        _prepared(processor, text, [0])
+
+
 def test_numbered_marks_are_in_order(folder: Path) -> None:
     processor, _ = _loaded(folder, "locateanything")
     with pytest.raises(RequestError, match="2 places for 2 images"):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from conformance.vision.configs import tiny_config, tiny_model
+from mlx.utils import tree_flatten
 from support.paths import ROOT
 from support.tiny import EOS_ID
 from support.vision.tiny_vision import CONFIGS, VOCAB_SIZE
@@ -44,12 +45,17 @@ def test_a_model_whose_parts_are_nested_is_served_with_images(tmp_path: Path) ->
     file = path / "config.json"
     config = json.loads(file.read_text())
     names = ("model_type", "thinker_config", "talker_config", "code2wav_config")
-    nested = {name: config[name] for name in names} | {"enable_audio_output": False}
+    nested = {name: config[name] for name in names}
     nested["thinker_config"]["text_config"]["eos_token_id"] = EOS_ID
     file.write_text(json.dumps(nested))
     loaded = load_model(_source(path), "auto")
     assert isinstance(loaded.model, VisionModel)
     assert loaded.max_context == 4096
+    # Not those that speak.
+    assert loaded.weight_bytes < (path / "model.safetensors").stat().st_size * 2 / 3
+    assert {name.split(".")[1] for name, _ in tree_flatten(loaded.model.parameters())} == {
+        "thinker"
+    }
     assert load_tokenizer(_source(path)).eos_token_ids == {EOS_ID}
     assert weight_size(_source(path), "auto", on_cpu=True).vocabulary == VOCAB_SIZE
 
