@@ -57,7 +57,7 @@ GRID_PROCESSORS: dict[str, ProcessorFiles] = {
         "<|IMAGE_PAD|>",
         "<|VISION_START|><|IMAGE_PAD|><|VISION_END|>",
         tokens=dict.fromkeys(("<|IMAGE_PAD|>", "<|VISION_START|>", "<|VISION_END|>")),
-        config={
+        parts={
             "vision_config": {"patch_size": 16},
             "text_config": {
                 "rope_parameters": {
@@ -112,7 +112,7 @@ GRID_PROCESSORS: dict[str, ProcessorFiles] = {
                 "<|end_of_video|>",
             )
         ),
-        config={"vision_config": {"patch_size": 14}},
+        parts={"vision_config": {"patch_size": 14}},
         names=("image_token_id",),
     ),
     "kimi_k25": ProcessorFiles(
@@ -132,7 +132,7 @@ GRID_PROCESSORS: dict[str, ProcessorFiles] = {
         tokens=dict.fromkeys(
             ("<|media_begin|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>")
         ),
-        config={"vision_config": {"patch_size": 14}},
+        parts={"vision_config": {"patch_size": 14}},
         names=("media_placeholder_token_id",),
     ),
     "kimi_k3": ProcessorFiles(
@@ -152,7 +152,7 @@ GRID_PROCESSORS: dict[str, ProcessorFiles] = {
         tokens=dict.fromkeys(
             ("<|media_begin|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>")
         ),
-        config={"vision_config": {"patch_size": 14}},
+        parts={"vision_config": {"patch_size": 14}},
         names=("media_placeholder_token_id",),
     ),
     "locateanything": ProcessorFiles(
@@ -167,7 +167,7 @@ GRID_PROCESSORS: dict[str, ProcessorFiles] = {
         {"processor_class": "LocateAnythingProcessor", "image_token": "<IMG_CONTEXT>"},
         "<IMG_CONTEXT>",
         "<image-{}>",
-        config={
+        parts={
             "text_config": {"tie_word_embeddings": True},
             "vision_config": {"patch_size": 14},
         },
@@ -245,8 +245,8 @@ GRID_PROCESSORS: dict[str, ProcessorFiles] = {
         "<|image_pad|>",
         _QWEN_MARK,
         tokens=dict.fromkeys(("<|audio_pad|>", "<|audio_start|>", "<|audio_end|>")),
-        config={
-            "enable_audio_output": True,
+        config={"enable_audio_output": True},
+        parts={
             "talker_config": {
                 "num_code_groups": 2,
                 "thinker_hidden_size": 64,
@@ -265,7 +265,7 @@ GRID_PROCESSORS: dict[str, ProcessorFiles] = {
         tokenizer={**_QWEN3_OMNI_TOKENS, "extra_special_tokens": _QWEN3_OMNI_TOKENS},
         names=("thinker_config.image_token_id",),
     ),
-    "qwen4_exp": _QWEN3_VL._replace(config={"text_config": {"indexer_kv_heads": 1}}),
+    "qwen4_exp": _QWEN3_VL._replace(parts={"text_config": {"indexer_kv_heads": 1}}),
     "zaya1_vl": ProcessorFiles(
         {**_QWEN, "image_processor_type": "Qwen2VLImageProcessor"},
         {"processor_class": "Zaya1VLProcessor"},

@@ -73,7 +73,7 @@ TILE_PROCESSORS: dict[str, ProcessorFiles] = {
             )
         ),
         # mlx-vlm's processor always has this size of a patch.
-        config={"vision_config": {"patch_size": 40}},
+        parts={"vision_config": {"patch_size": 40}},
         names=("image_token_id",),
     ),
     "llama4": ProcessorFiles(
@@ -97,7 +97,7 @@ TILE_PROCESSORS: dict[str, ProcessorFiles] = {
             )
         ),
         # mlx-vlm's processor always has this size of a patch.
-        config={"vision_config": {"image_size": 56, "patch_size": 14}},
+        parts={"vision_config": {"image_size": 56, "patch_size": 14}},
         names=("image_token_index",),
     ),
     "llava_onevision": ProcessorFiles(
@@ -159,7 +159,7 @@ TILE_PROCESSORS: dict[str, ProcessorFiles] = {
             "num_image_feature_size": 4,
             "num_patch_feature_size": 1,
         },
-        config={"vision_config": {"mlp_ratio": 2.0}},
+        parts={"vision_config": {"mlp_ratio": 2.0}},
         names=("image_token_id",),
     ),
 }

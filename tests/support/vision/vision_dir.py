@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from conformance.vision.configs import tiny_config, tiny_model
+from conformance.vision.tiny import Tiny
+from conformance.vision.types import TYPES
 from mlx.utils import tree_flatten
 from PIL import Image
 from support.tiny import EOS_ID, SPECIALS, tiny_tokenizer
@@ -231,8 +234,10 @@ MORE_PROCESSORS: dict[str, ProcessorFiles] = {
 }
 for _name in ("glm4v_moe", "glm_ocr"):
     MORE_PROCESSORS[_name] = MORE_PROCESSORS["glm4v"]
+
+
 ALL_PROCESSORS = PROCESSORS | MORE_PROCESSORS | GRID_PROCESSORS | TILE_PROCESSORS
-# The entries of config.json that have the id of an image's token, by type.
+# The keys of config.json that have the id of an image's token, by type.
 _ID_NAMES = (
     "image_token_id",
     "image_token_index",
@@ -248,33 +253,34 @@ def vision_dir(
     path = tmp_path / f"tiny-{model_type}"
     path.mkdir(parents=True)
     files = ALL_PROCESSORS[model_type]
+    tiny = _tiny(model_type, files)
     tokenizer = tiny_tokenizer()
     tokens = [*_TOKENS, *files.tokens]
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in tokens])
     ids = {token: tokenizer.token_to_id(token) for token in tokens}
     config: dict[str, Any] = {
-        "model_type": model_type,
-        **(CONFIGS.get(model_type) or tiny_config(model_type)),
+        **(CONFIGS.get(model_type) or tiny_config(model_type, tiny)),
+        "model_type": files.named or model_type,
         "eos_token_id": EOS_ID,
     }
     config = {name: value for name, value in config.items() if name not in _ID_NAMES}
-    for name, value in files.config.items():
-        config[name] = config[name] | value if isinstance(value, dict) else value
-    for name in files.names:
+    for name in files.names if files.token else ():
         *part, name = name.split(".")
         (config[part[0]] if part else config)[name] = ids[files.token]
+    config |= {key: ids[token] for token, key in files.tokens.items() if key is not None}
+    config |= files.config
     if model_type.startswith("qwen"):
         config |= {
             "vision_start_token_id": ids["<|vision_start|>"],
             "vision_end_token_id": ids["<|vision_end|>"],
             "video_token_id": ids["<|video_pad|>"],
         }
-    _write(path / "config.json", config)
-    model = (
-        vlm_model(model_type, seed)
-        if model_type in CONFIGS
-        else tiny_model(model_type, seed, config)
-    )
+    # transformers warns of some fields, even if they say nothing.
+    _write(path / "config.json", {key: v for key, v in config.items() if v is not None})
+    if model_type in CONFIGS:
+        model = vlm_model(model_type, seed)
+    else:
+        model = tiny_model(model_type, seed, tiny)
     weights = dict(tree_flatten(model.parameters()))
     mx.save_safetensors(str(path / "model.safetensors"), weights, metadata={"format": "mlx"})
     tokenizer.save(str(path / "tokenizer.json"))
@@ -286,7 +292,9 @@ def vision_dir(
         "chat_template": chat_template(files.mark if template_takes_parts else None),
         "clean_up_tokenization_spaces": False,
     }
-    if model_type == "gemma3":
+    if "<unk>" in ids:
+        settings["unk_token"] = "<unk>"
+    if model_type.startswith("gemma"):
         settings |= {
             "image_token": files.token,
             "boi_token": "<start_of_image>",
@@ -296,7 +304,23 @@ def vision_dir(
     name = {"processor_class": files.processor["processor_class"]}
     _write(path / "preprocessor_config.json", {**files.image, **name})
     _write(path / "processor_config.json", files.processor)
+    files.write(path)
     return path
+
+
+def _tiny(model_type: str, files: ProcessorFiles) -> Tiny | None:
+    """What the tiny instance is made of, with the sizes that the files have; None: no other."""
+    if not (files.parts or files.constants or files.config):
+        return None
+    tiny = TYPES[model_type]
+    parts = {
+        part: {**(tiny.config.get(part) or {}), **values} for part, values in files.parts.items()
+    }
+    return replace(
+        tiny,
+        config={**tiny.config, **files.config, **parts},
+        constants={**tiny.constants, **files.constants},
+    )
 
 
 def chat_template(mark: str | None) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conformance.vision.configs import tiny_config, tiny_model
+from conformance.vision.configs import tiny_model
+from conformance.vision.types import TYPES
 from mlx.utils import tree_flatten
 from support.paths import ROOT
 from support.tiny import EOS_ID
@@ -62,9 +64,10 @@ def test_a_model_whose_parts_are_nested_is_served_with_images(tmp_path: Path) ->
 
 def test_caches_that_cannot_be_quantized_are_refused_at_start() -> None:
     """A layer of Qwen4 caches three numbers of each token beside the keys of its indexer."""
-    config = tiny_config("qwen4_exp")
-    config["text_config"] |= {"head_dim": 32, "indexer_head_dim": 32}
-    model = VisionModel(tiny_model("qwen4_exp", config=config), "qwen4_exp")
+    config = TYPES["qwen4_exp"].config
+    text = config["text_config"] | {"head_dim": 32, "indexer_head_dim": 32}
+    tiny = replace(TYPES["qwen4_exp"], config={**config, "text_config": text})
+    model = VisionModel(tiny_model("qwen4_exp", tiny=tiny), "qwen4_exp")
     refused = "qwen4_exp cannot be served with --kv-bits: a KV group of 32 does not divide the"
     with pytest.raises(UnsupportedModel, match=refused):
         probe(model, "qwen4_exp", Quantization(8, 32))
