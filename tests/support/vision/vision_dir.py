@@ -236,7 +236,7 @@ for _name in ("glm4v_moe", "glm_ocr"):
     MORE_PROCESSORS[_name] = MORE_PROCESSORS["glm4v"]
 
 
-ALL_PROCESSORS = PROCESSORS | MORE_PROCESSORS | GRID_PROCESSORS | TILE_PROCESSORS
+ALL_PROCESSORS = PROCESSORS | MORE_PROCESSORS
 # The keys of config.json that have the id of an image's token, by type.
 _ID_NAMES = (
     "image_token_id",
@@ -252,7 +252,7 @@ def vision_dir(
     """Writes a directory of a tiny random model under ``tmp_path``."""
     path = tmp_path / f"tiny-{model_type}"
     path.mkdir(parents=True)
-    files = ALL_PROCESSORS[model_type]
+    files = (ALL_PROCESSORS | GRID_PROCESSORS | TILE_PROCESSORS)[model_type]
     tiny = _tiny(model_type, files)
     tokenizer = tiny_tokenizer()
     tokens = [*_TOKENS, *files.tokens]
