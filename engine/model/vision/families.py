@@ -183,7 +183,8 @@ def vision_type(config: Mapping[str, Any]) -> str | None:
     model_type = ALIASES.get(str(named), str(named))
     if model_type not in FAMILIES or model_type in UNPREPARED:
         return None
-    if model_type not in ALWAYS_SEE and "vision_config" not in config:
+    parts = (config, config.get("thinker_config") or {})  # Qwen3-Omni's
+    if model_type not in ALWAYS_SEE and not any("vision_config" in part for part in parts):
         return None
     # A model with a file of its own code is mlx-lm's.
     return None if "model_file" in config else model_type

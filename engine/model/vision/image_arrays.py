@@ -83,6 +83,8 @@ def _array(value: Any) -> Array:
     array = np.ascontiguousarray(np.asarray(value))
     if array.dtype == object:
         raise RequestError("messages: the images have no common size", "messages")
+    if array.dtype == np.float64:  # which MLX makes float32, too
+        array = array.astype(np.float32)
     return Array(str(array.dtype), array.shape, array.tobytes())
 
 

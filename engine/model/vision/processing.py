@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+from chairlift.engine.model.vision.adapters.overviews import add_overviews
 
 # As mlx-vlm renders conversations for models without a template. It adds BOS afterwards.
 _PLAIN = (
@@ -60,6 +62,7 @@ class Processing:
             negative token for an image.
         pil: the model of transformers whose processor of images mlx-vlm takes in the form that
             needs torchvision, though another has the same results from Pillow.
+        completes: adds to mlx-vlm's processor what it leaves out.
         template: the chat template of models that have none, with the result of mlx-vlm's.
     """
 
@@ -79,6 +82,7 @@ class Processing:
     padded: str | None = None
     counted: str | None = None
     pil: str | None = None
+    completes: Callable[[Any], None] | None = None
     template: str = _PLAIN
 
 
@@ -121,12 +125,21 @@ _PROCESSING = {
         arrays=_GRID,
     ),
     "gemma3": Processing(mark="<start_of_image>"),
+    "granite4_vision": Processing(settings={}, most=1),
+    "inkling": Processing(settings={}),
     "internvl": Processing("<IMG_CONTEXT>", "<image>", _INTERNVL),
     "internvl_chat": Processing("<image>", "<IMG_CONTEXT>", _INTERNVL),
+    "kimi_k25": Processing(settings={}),
+    "kimi_k3": Processing("<|kimi_image_placeholder|>", "<|media_pad|>"),
     "kimi_vl": Processing(
         settings={}, token="<|media_pad|>", arrays=frozenset({"pixel_values", "image_grid_hws"})
     ),
+    "llama4": Processing(completes=add_overviews),
     "llava": Processing(settings={}),
+    "llava_onevision": Processing(settings={}),
+    "locateanything": Processing(
+        "<image-{}>", settings={}, pattern=r"<image-\d+>", token="<IMG_CONTEXT>"
+    ),
     "minicpmo": Processing(mark="<image>", token="<unk>", arrays=_SIZES, lists=_PIXELS),
     "minicpmv4_6": Processing(
         mark="<image>./</image>",
@@ -164,6 +177,8 @@ _PROCESSING = {
         lead=1,
         arrays=frozenset({"pixel_values", "num_crops", "crop_layouts"}),
     ),
+    "paddleocr_vl": Processing(settings={}, most=1),
+    "paligemma": Processing(most=1),
     # mlx-vlm's code drops the first token behind an image. Of a line break's, that is an empty one.
     "phi3_v": Processing(
         mark="<|image_{}|>",
@@ -190,6 +205,7 @@ _PROCESSING = {
         arrays=_PATCHES,
         counted="pixel_attention_mask",
     ),
+    "step3p7": Processing(most=1),
     "unlimited_ocr": replace(_DEEPSEEK_OCR, most=None, written="<image>"),
 }
 

@@ -25,7 +25,13 @@ from chairlift.engine.model.vision.marks import Mark
 from chairlift.engine.model.vision.pil_backend import pil_backend
 from chairlift.engine.model.vision.processing import Processing, processing_of
 
-_IMAGE_KEYS = ("image_token_id", "image_token_index")
+# The entries of a model's config that have the id of an image's token.
+_ID_NAMES = (
+    "image_token_id",
+    "image_token_index",
+    "media_placeholder_token_id",
+    "img_context_token_id",
+)
 
 
 class Processor:
@@ -171,7 +177,7 @@ def load_processor(folder: str, model_type: str, trust_remote_code: bool) -> Pro
     processing = processing_of(model_type)
     try:
         # NOTE: this first. It makes transformers load mlx-vlm's processors, which need no torch.
-        importlib.import_module(f"mlx_vlm.models.{model_type}")
+        package = importlib.import_module(f"mlx_vlm.models.{model_type}")
         from mlx_vlm.utils import load_image_processor
         from transformers import AutoProcessor
 
@@ -193,7 +199,9 @@ def load_processor(folder: str, model_type: str, trust_remote_code: bool) -> Pro
         raise ModelError(f"{folder}: the image processor has no token for images")
     if "add_special_tokens" not in processing.settings:
         _add_no_tokens(tokenizer)
-    return Processor(processor, _image_id(processor, folder, processing), processing)
+    if processing.completes is not None:
+        processing.completes(processor)
+    return Processor(processor, _image_id(processor, package, folder, processing), processing)
 
 
 @contextmanager
@@ -204,7 +212,7 @@ def _silenced() -> Iterator[None]:
         yield
 
 
-def _image_id(processor: Any, folder: str, processing: Processing) -> int | None:
+def _image_id(processor: Any, package: Any, folder: str, processing: Processing) -> int | None:
     """The token that stands for an embedding of an image; None if all have negative ids."""
     if isinstance(processing.token, int):
         return None if processing.token < 0 else processing.token
@@ -217,7 +225,8 @@ def _image_id(processor: Any, folder: str, processing: Processing) -> int | None
             raise ModelError(f"{folder}: the tokenizer has no {processing.token!r}")
         return known
     config = json.loads((Path(folder) / "config.json").read_bytes())
-    found = (config.get(key) for key in _IMAGE_KEYS)
+    parts = (config, config.get("thinker_config") or {}, vars(package.ModelConfig))
+    found = (part.get(name) for part in parts for name in _ID_NAMES)
     image_id = next((each for each in found if type(each) is int), None)
     # The processors of InternVL know it by the tokenizer.
     image_id = getattr(processor, "img_context_token_id", image_id)

@@ -14,7 +14,7 @@ class ProcessorFiles(NamedTuple):
         image: preprocessor_config.json.
         processor: processor_config.json.
         token: the token of which an image has several.
-        mark: what a chat template writes for an image.
+        mark: what a chat template writes for an image, with "{}" for its number.
         config: more values of config.json.
         parts: more values of its parts, as "vision_config".
         tokens: more special tokens, and the keys of config.json that have their ids.
@@ -22,6 +22,9 @@ class ProcessorFiles(NamedTuple):
         constants: as ``Tiny.constants``, for sizes that a processor does not take from files.
         sizes: the widths and heights of the images that it is tried with.
         write: writes further files into the directory.
+        tokenizer: more values of tokenizer_config.json.
+        names: the keys of config.json that have the id of ``token``; or "part.key".
+        attributes: of mlx-vlm's processor, for what it takes from no file.
     """
 
     image: dict[str, Any]
@@ -35,3 +38,6 @@ class ProcessorFiles(NamedTuple):
     constants: Mapping[str, Any] = {}
     sizes: tuple[tuple[int, int], ...] = ((40, 24), (20, 30), (16, 16), (64, 8))
     write: Callable[[Path], None] = lambda path: None
+    tokenizer: Mapping[str, Any] = {}
+    names: tuple[str, ...] = ("image_token_id", "image_token_index")
+    attributes: Mapping[str, Any] = {}

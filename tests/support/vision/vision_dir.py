@@ -16,7 +16,9 @@ from conformance.vision.types import TYPES
 from mlx.utils import tree_flatten
 from PIL import Image
 from support.tiny import EOS_ID, SPECIALS, tiny_tokenizer
+from support.vision.grid_processors import GRID_PROCESSORS
 from support.vision.processor_files import ProcessorFiles
+from support.vision.tile_processors import TILE_PROCESSORS
 from support.vision.tiled_processors import TILED_PROCESSORS
 from support.vision.tiny_vision import CONFIGS, vlm_model
 from tokenizers import AddedToken
@@ -236,6 +238,13 @@ for _name in ("glm4v_moe", "glm_ocr"):
 
 
 ALL_PROCESSORS = PROCESSORS | MORE_PROCESSORS | TILED_PROCESSORS
+# The keys of config.json that have the id of an image's token, by type.
+_ID_NAMES = (
+    "image_token_id",
+    "image_token_index",
+    "img_context_token_id",
+    "media_placeholder_token_id",
+)
 
 
 def vision_dir(
@@ -244,25 +253,23 @@ def vision_dir(
     """Writes a directory of a tiny random model under ``tmp_path``."""
     path = tmp_path / f"tiny-{model_type}"
     path.mkdir(parents=True)
-    files = ALL_PROCESSORS[model_type]
+    files = (ALL_PROCESSORS | GRID_PROCESSORS | TILE_PROCESSORS)[model_type]
     tiny = _tiny(model_type, files)
     tokenizer = tiny_tokenizer()
     tokens = [*_TOKENS, *files.tokens]
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in tokens])
     ids = {token: tokenizer.token_to_id(token) for token in tokens}
-    image_id = {
-        key: ids[files.token]
-        for key in ("image_token_id", "image_token_index")
-        if files.token in ids
-    }
     config: dict[str, Any] = {
         **(CONFIGS.get(model_type) or tiny_config(model_type, tiny)),
         "model_type": files.named or model_type,
         "eos_token_id": EOS_ID,
-        **image_id,
-        **{key: ids[token] for token, key in files.tokens.items() if key is not None},
-        **files.config,
     }
+    config = {name: value for name, value in config.items() if name not in _ID_NAMES}
+    for name in files.names if files.token else ():
+        *part, name = name.split(".")
+        (config[part[0]] if part else config)[name] = ids[files.token]
+    config |= {key: ids[token] for token, key in files.tokens.items() if key is not None}
+    config |= files.config
     if model_type.startswith("qwen"):
         config |= {
             "vision_start_token_id": ids["<|vision_start|>"],
@@ -294,7 +301,7 @@ def vision_dir(
             "boi_token": "<start_of_image>",
             "eoi_token": "<end_of_image>",
         }
-    _write(path / "tokenizer_config.json", settings)
+    _write(path / "tokenizer_config.json", {**settings, **files.tokenizer})
     name = {"processor_class": files.processor["processor_class"]}
     _write(path / "preprocessor_config.json", {**files.image, **name})
     _write(path / "processor_config.json", files.processor)
@@ -304,7 +311,7 @@ def vision_dir(
 
 def _tiny(model_type: str, files: ProcessorFiles) -> Tiny | None:
     """What the tiny instance is made of, with the sizes that the files have; None: no other."""
-    if not (files.parts or files.constants):
+    if not (files.parts or files.constants or files.config):
         return None
     tiny = TYPES[model_type]
     parts = {
@@ -312,7 +319,7 @@ def _tiny(model_type: str, files: ProcessorFiles) -> Tiny | None:
     }
     return replace(
         tiny,
-        config={**tiny.config, **parts},
+        config={**tiny.config, **files.config, **parts},
         constants={**tiny.constants, **files.constants},
     )
 
