@@ -140,23 +140,14 @@ FAMILIES = {
 # differently, return other numbers of tokens, or need a model's files that do not exist here.
 UNPREPARED = frozenset(
     {
-        "deepseek_v41",
         "deepseek_vl_v2",
         "deepseekocr",
         "deepseekocr_2",
         "ernie4_5_moe_vl",
         "falcon_ocr",
-        "fastvlm",
-        "gemma4_unified",
         "got",
-        "granite_vision",
-        "hunyuan_vl",
-        "jina_vlm",
         "kimi_vl",
-        "llava_bunny",
-        "llava_next",
         "llmjpvl",
-        "mimo_v2",
         "minicpmo",
         "minicpmv4_6",
         "minicpmv4_7",
@@ -164,7 +155,6 @@ UNPREPARED = frozenset(
         "molmo2",
         "moondream2",
         "moondream3",
-        "multi_modality",
         "phi3_v",
         "phi4_siglip",
         "phi4mm",
@@ -175,12 +165,19 @@ UNPREPARED = frozenset(
 )
 # Other names that configs have for types.
 ALIASES = {
+    "bunny-llama": "llava_bunny",
     "cohere2_vision": "aya_vision",
+    "granite-vision": "granite_vision",
     "inkling_mm_model": "inkling",
+    "jvlm": "jina_vlm",
     "lfm2-vl": "lfm2_vl",
+    "llava-qwen2": "llava_bunny",
+    "llava_qwen2": "fastvlm",
     "nemotron_h_omni": "nemotron_h_nano_omni",
     "nemotronh_nano_omni_reasoning_v3": "nemotron_h_nano_omni",
 }
+# Types whose configs have no part for images, because all their models see.
+ALWAYS_SEE = frozenset({"fastvlm", "llava_bunny"})
 
 
 def vision_type(config: Mapping[str, Any]) -> str | None:
@@ -190,7 +187,9 @@ def vision_type(config: Mapping[str, Any]) -> str | None:
     """
     named = config.get("model_type")
     model_type = ALIASES.get(str(named), str(named))
-    if model_type not in FAMILIES or model_type in UNPREPARED or "vision_config" not in config:
+    if model_type not in FAMILIES or model_type in UNPREPARED:
+        return None
+    if "vision_config" not in config and model_type not in ALWAYS_SEE:
         return None
     # A model with a file of its own code is mlx-lm's.
     return None if "model_file" in config else model_type

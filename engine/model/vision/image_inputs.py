@@ -103,6 +103,12 @@ class ImageInputs:
         return {}
 
 
+def parts_of(record: Any) -> dict[str, Any]:
+    """The arrays of an image that DeepSeek's processor made; ``_record`` makes it of them."""
+    sides = [record.n_vit_h, record.n_vit_w]
+    return {"patches": record.patches, "sides": sides, "types": record.types}
+
+
 def _record(arrays: Mapping[str, mx.array]) -> SimpleNamespace:
     """An image as DeepSeek's processor has it, at the first of its tokens."""
     height, width = (int(side) for side in arrays["sides"])

@@ -7,6 +7,7 @@ import importlib
 import pkgutil
 from collections.abc import Mapping
 from copy import deepcopy
+from types import MappingProxyType
 from typing import Any
 
 import mlx.core as mx
@@ -16,15 +17,20 @@ from conformance.vision.types import TYPES
 from conformance.vision.values import MODEL, PARTS
 from conformance.weights import randomize
 
+NO_CHANGES: Mapping[str, Any] = MappingProxyType({})
 
-def tiny_config(name: str) -> dict[str, Any]:
+
+def tiny_config(name: str, changes: Mapping[str, Any] = NO_CHANGES) -> dict[str, Any]:
     """The ``config.json`` of a tiny instance.
+
+    Args:
+        changes: values in the place of the type's; a part has those of its own.
 
     Raises:
         KeyError: a field without a default has no tiny value.
     """
     package = importlib.import_module(f"mlx_vlm.models.{name}")
-    overrides = TYPES[name].config
+    overrides = _merged(TYPES[name].config, changes)
     parts: dict[str, Any] = {}
     for part, values in PARTS.items():
         given = overrides.get(f"{part}_config", {})
@@ -47,7 +53,7 @@ def tiny_config(name: str) -> dict[str, Any]:
     return deepcopy({**flat, **own, **parts, **rest, "model_type": name})
 
 
-def tiny_model(name: str, seed: int = 0) -> Any:
+def tiny_model(name: str, seed: int = 0, changes: Mapping[str, Any] = NO_CHANGES) -> Any:
     """A random instance in float32, evaluated; the same seed, the same weights."""
     from mlx_vlm.utils import update_module_configs
 
@@ -56,12 +62,22 @@ def tiny_model(name: str, seed: int = 0) -> Any:
     for path, value in TYPES[name].constants.items():
         owner, _, constant = path.rpartition(".")
         setattr(pkgutil.resolve_name(f"mlx_vlm.models.{code}.{owner}"), constant, value)
-    config = tiny_config(name)
+    config = tiny_config(name, changes)
     parsed = package.ModelConfig.from_dict(config)
     parsed = update_module_configs(parsed, package, config, list(PARTS))
     mx.random.seed(seed)  # for parameters that a model draws itself
     model: Module = package.Model(parsed)
     return randomize(model, seed)
+
+
+def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Values with changes, which are merged where both are mappings."""
+    merged = dict(values)
+    for key, change in changes.items():
+        old = merged.get(key)
+        both = isinstance(old, Mapping) and isinstance(change, Mapping)
+        merged[key] = _merged(old, change) if both else change
+    return merged
 
 
 def _fields(

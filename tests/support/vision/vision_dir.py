@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import pkgutil
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -45,15 +48,23 @@ class ProcessorFiles(NamedTuple):
 
     Attributes:
         image: preprocessor_config.json.
-        processor: processor_config.json.
+        processor: processor_config.json; without values, the model has neither of both files.
         token: the token of which an image has several.
         mark: what a chat template writes for an image.
+        config: values of config.json; a text that is a token means the token's id.
+        tokens: further special tokens.
+        tokenizer: values of tokenizer_config.json.
+        constants: as ``Tiny.constants``, with ids in the place of tokens.
     """
 
     image: dict[str, Any]
     processor: dict[str, Any]
     token: str
     mark: str
+    config: Mapping[str, Any] = MappingProxyType({})
+    tokens: tuple[str, ...] = ()
+    tokenizer: Mapping[str, Any] = MappingProxyType({})
+    constants: Mapping[str, Any] = MappingProxyType({})
 
 
 _IDEFICS: dict[str, Any] = {
@@ -247,22 +258,36 @@ for _name in ("glm4v_moe", "glm_ocr"):
 
 
 def vision_dir(
-    tmp_path: Path, model_type: str, *, seed: int = 0, template_takes_parts: bool = True
+    tmp_path: Path,
+    model_type: str,
+    *,
+    seed: int = 0,
+    template_takes_parts: bool = True,
+    files: ProcessorFiles | None = None,
 ) -> Path:
-    """Writes a directory of a tiny random model under ``tmp_path``."""
+    """Writes a directory of a tiny random model under ``tmp_path``.
+
+    Without ``files`` it has those of the tables above.
+    """
     path = tmp_path / f"tiny-{model_type}"
     path.mkdir(parents=True)
-    files = (PROCESSORS | MORE_PROCESSORS)[model_type]
+    files = files or (PROCESSORS | MORE_PROCESSORS)[model_type]
     tokenizer = tiny_tokenizer()
-    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in _TOKENS])
-    ids = {token: tokenizer.token_to_id(token) for token in _TOKENS}
+    added = [*_TOKENS, *files.tokens]
+    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in added])
+    ids = {token: tokenizer.token_to_id(token) for token in added}
+    changes = _with_ids(files.config, ids)
+    for place, value in _with_ids(files.constants, ids).items():
+        owner, _, constant = place.rpartition(".")
+        setattr(pkgutil.resolve_name(f"mlx_vlm.models.{model_type}.{owner}"), constant, value)
     config: dict[str, Any] = {
         "model_type": model_type,
-        **(CONFIGS.get(model_type) or tiny_config(model_type)),
+        **(CONFIGS.get(model_type) or tiny_config(model_type, changes)),
         "eos_token_id": EOS_ID,
-        "image_token_id": ids[files.token],
-        "image_token_index": ids[files.token],
     }
+    config["model_type"] = changes.get("model_type", model_type)
+    for name in ("image_token_id", "image_token_index"):
+        config[name] = changes.get(name, ids[files.token])
     if model_type.startswith("qwen"):
         config |= {
             "vision_start_token_id": ids["<|vision_start|>"],
@@ -270,7 +295,10 @@ def vision_dir(
             "video_token_id": ids["<|video_pad|>"],
         }
     _write(path / "config.json", config)
-    model = vlm_model(model_type, seed) if model_type in CONFIGS else tiny_model(model_type, seed)
+    if model_type in CONFIGS:
+        model = vlm_model(model_type, seed)
+    else:
+        model = tiny_model(model_type, seed, changes)
     weights = dict(tree_flatten(model.parameters()))
     mx.save_safetensors(str(path / "model.safetensors"), weights, metadata={"format": "mlx"})
     tokenizer.save(str(path / "tokenizer.json"))
@@ -288,11 +316,22 @@ def vision_dir(
             "boi_token": "<start_of_image>",
             "eoi_token": "<end_of_image>",
         }
+    settings |= files.tokenizer
     _write(path / "tokenizer_config.json", settings)
-    name = {"processor_class": files.processor["processor_class"]}
-    _write(path / "preprocessor_config.json", {**files.image, **name})
-    _write(path / "processor_config.json", files.processor)
+    if files.processor:
+        name = {"processor_class": files.processor["processor_class"]}
+        _write(path / "preprocessor_config.json", {**files.image, **name})
+        _write(path / "processor_config.json", files.processor)
     return path
+
+
+def _with_ids(values: Mapping[str, Any], ids: Mapping[str, int]) -> dict[str, Any]:
+    def of(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(of(each) for each in value)
+        return ids.get(value, value) if isinstance(value, str) else value
+
+    return {name: of(value) for name, value in values.items()}
 
 
 def chat_template(mark: str | None) -> str:

@@ -15,7 +15,13 @@ from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.model import architecture
 from chairlift.engine.model.loader import load_model
 from chairlift.engine.model.tokenizer import load_tokenizer
-from chairlift.engine.model.vision.families import ALIASES, FAMILIES, UNPREPARED, vision_type
+from chairlift.engine.model.vision.families import (
+    ALIASES,
+    ALWAYS_SEE,
+    FAMILIES,
+    UNPREPARED,
+    vision_type,
+)
 from chairlift.engine.model.vision.model import VisionModel
 
 
@@ -58,7 +64,8 @@ def test_only_known_types_with_images_see() -> None:
     for model_type in FAMILIES.keys() - UNPREPARED:
         config = {"model_type": model_type, "vision_config": {}}
         assert vision_type(config) == model_type
-        assert vision_type({"model_type": model_type}) is None
+        sees = model_type in ALWAYS_SEE
+        assert vision_type({"model_type": model_type}) == (model_type if sees else None)
         assert vision_type({**config, "model_file": "model.py"}) is None
     for name, model_type in ALIASES.items():
         assert vision_type({"model_type": name, "vision_config": {}}) == model_type
