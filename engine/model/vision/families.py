@@ -33,6 +33,7 @@ class Family:
         has_plane: an image's tokens also have positions in height and width.
         has_table: tokens' embeddings are those of the embedding layer. Others have them from
             ``get_input_embeddings``.
+        listed: parameters that are lists of numbers.
     """
 
     positions: Literal["place", "grid", "equal", "xdrope", "canvas", "block", "prompt"] = "place"
@@ -47,6 +48,7 @@ class Family:
     together: Literal["image", "block", "prompt"] | None = None
     has_plane: bool = False
     has_table: bool = False
+    listed: frozenset[str] = frozenset()
 
 
 _PLAIN = Family()
@@ -56,7 +58,7 @@ _DEEPSTACK = Family("grid", deepstack="qwen3_vl")
 _ONE = Family(tokens="one")
 _ANY = Family(tokens="any")
 _SEQ_MASK = Family(derived="images_seq_mask")
-_BEHIND_FIRST = Family(lead=1)
+_BEHIND_FIRST = Family(lead=1, listed=frozenset({"num_crops", "crop_layouts"}))
 _TOGETHER = Family(together="image")
 
 FAMILIES = {
@@ -136,35 +138,12 @@ FAMILIES = {
 }
 
 
-# The engine computes these, but no worker makes their prompts: their processors are called
-# differently, return other numbers of tokens, or need a model's files that do not exist here.
-UNPREPARED = frozenset(
-    {
-        "deepseek_vl_v2",
-        "deepseekocr",
-        "deepseekocr_2",
-        "ernie4_5_moe_vl",
-        "falcon_ocr",
-        "got",
-        "kimi_vl",
-        "llmjpvl",
-        "minicpmo",
-        "minicpmv4_6",
-        "minicpmv4_7",
-        "molmo",
-        "molmo2",
-        "moondream2",
-        "moondream3",
-        "phi3_v",
-        "phi4_siglip",
-        "phi4mm",
-        "plamo2vl",
-        "unlimited_ocr",
-        "youtu_vl",
-    }
-)
+# The engine computes these, but no worker makes their prompts: mlx-vlm has no processor of theirs,
+# or runs code that it downloads.
+UNPREPARED = frozenset({"llmjpvl", "moondream2", "youtu_vl"})
 # Other names that configs have for types.
 ALIASES = {
+    "GOT": "got",
     "bunny-llama": "llava_bunny",
     "cohere2_vision": "aya_vision",
     "granite-vision": "granite_vision",
@@ -175,9 +154,24 @@ ALIASES = {
     "llava_qwen2": "fastvlm",
     "nemotron_h_omni": "nemotron_h_nano_omni",
     "nemotronh_nano_omni_reasoning_v3": "nemotron_h_nano_omni",
+    "phi4-siglip": "phi4_siglip",
+    "unlimited-ocr": "unlimited_ocr",
 }
-# Types whose configs have no part for images, because all their models see.
-ALWAYS_SEE = frozenset({"fastvlm", "llava_bunny"})
+# All models of these types see, and the configs of most have no "vision_config".
+ALWAYS_SEE = frozenset(
+    {
+        "falcon_ocr",
+        "fastvlm",
+        "got",
+        "llava_bunny",
+        "molmo",
+        "molmo2",
+        "moondream3",
+        "phi3_v",
+        "phi4_siglip",
+        "phi4mm",
+    }
+)
 
 
 def vision_type(config: Mapping[str, Any]) -> str | None:
@@ -189,7 +183,7 @@ def vision_type(config: Mapping[str, Any]) -> str | None:
     model_type = ALIASES.get(str(named), str(named))
     if model_type not in FAMILIES or model_type in UNPREPARED:
         return None
-    if "vision_config" not in config and model_type not in ALWAYS_SEE:
+    if model_type not in ALWAYS_SEE and "vision_config" not in config:
         return None
     # A model with a file of its own code is mlx-lm's.
     return None if "model_file" in config else model_type

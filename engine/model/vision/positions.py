@@ -11,7 +11,7 @@ import numpy as np
 
 from chairlift.engine.messages import PromptImage
 from chairlift.engine.model.vision.families import Family
-from chairlift.engine.model.vision.image_inputs import numpy_of
+from chairlift.engine.model.vision.image_arrays import numpy_of
 from chairlift.engine.model.vision.token_inputs import Positions, TokenInputs, shifts_of
 
 

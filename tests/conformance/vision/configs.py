@@ -7,30 +7,25 @@ import importlib
 import pkgutil
 from collections.abc import Mapping
 from copy import deepcopy
-from types import MappingProxyType
 from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
+from conformance.vision.tiny import Tiny
 from conformance.vision.types import TYPES
 from conformance.vision.values import MODEL, PARTS
 from conformance.weights import randomize
 
-NO_CHANGES: Mapping[str, Any] = MappingProxyType({})
 
-
-def tiny_config(name: str, changes: Mapping[str, Any] = NO_CHANGES) -> dict[str, Any]:
-    """The ``config.json`` of a tiny instance.
-
-    Args:
-        changes: values in the place of the type's; a part has those of its own.
+def tiny_config(name: str, tiny: Tiny | None = None) -> dict[str, Any]:
+    """The ``config.json`` of a tiny instance; ``tiny`` goes before that of ``TYPES``.
 
     Raises:
         KeyError: a field without a default has no tiny value.
     """
     package = importlib.import_module(f"mlx_vlm.models.{name}")
-    overrides = _merged(TYPES[name].config, changes)
+    overrides = (tiny or TYPES[name]).config
     parts: dict[str, Any] = {}
     for part, values in PARTS.items():
         given = overrides.get(f"{part}_config", {})
@@ -53,31 +48,25 @@ def tiny_config(name: str, changes: Mapping[str, Any] = NO_CHANGES) -> dict[str,
     return deepcopy({**flat, **own, **parts, **rest, "model_type": name})
 
 
-def tiny_model(name: str, seed: int = 0, changes: Mapping[str, Any] = NO_CHANGES) -> Any:
-    """A random instance in float32, evaluated; the same seed, the same weights."""
+def tiny_model(name: str, seed: int = 0, tiny: Tiny | None = None) -> Any:
+    """A random instance in float32, evaluated; the same seed, the same weights.
+
+    ``tiny`` goes before that of ``TYPES``.
+    """
     from mlx_vlm.utils import update_module_configs
 
     package = importlib.import_module(f"mlx_vlm.models.{name}")
-    code = TYPES[name].code or name
-    for path, value in TYPES[name].constants.items():
+    tiny = tiny or TYPES[name]
+    for path, value in tiny.constants.items():
         owner, _, constant = path.rpartition(".")
-        setattr(pkgutil.resolve_name(f"mlx_vlm.models.{code}.{owner}"), constant, value)
-    config = tiny_config(name, changes)
+        module = f"mlx_vlm.models.{tiny.code or name}.{owner}"
+        setattr(pkgutil.resolve_name(module), constant, value)
+    config = tiny_config(name, tiny)
     parsed = package.ModelConfig.from_dict(config)
     parsed = update_module_configs(parsed, package, config, list(PARTS))
     mx.random.seed(seed)  # for parameters that a model draws itself
     model: Module = package.Model(parsed)
     return randomize(model, seed)
-
-
-def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Values with changes, which are merged where both are mappings."""
-    merged = dict(values)
-    for key, change in changes.items():
-        old = merged.get(key)
-        both = isinstance(old, Mapping) and isinstance(change, Mapping)
-        merged[key] = _merged(old, change) if both else change
-    return merged
 
 
 def _fields(

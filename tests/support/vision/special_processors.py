@@ -1,10 +1,12 @@
-"""What the processors read of types whose prompts are prepared in a way of their own."""
+"""What the processors read of types whose prompts mlx-vlm prepares in ways of its own."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
-from support.vision.vision_dir import ProcessorFiles
+from support.vision.processor_files import ProcessorFiles
 
 _HALF = [0.5, 0.5, 0.5]
 _DEEPSEEK = "<\uff5cdeepseek_image\uff5c>"
@@ -16,6 +18,19 @@ _TILES: dict[str, Any] = {
     "image_mean": _HALF,
     "image_std": _HALF,
 }
+_HUNYUAN = "processing_hunyuan_vl.HunYuanVLProcessor"
+_JINA_TOKENS = ("<im_patch>", "<im_start>", "<im_end>", "<im_col>")
+
+_PLAMO_TOKENS = ["<|plamo:unk|>", "<|endoftext|>", "<|plamo:pad|>", "<plamo:image>"]
+
+
+def _write_plamo_tokenizer(path: Path) -> None:
+    """A token for each byte, and PLaMo's own."""
+    rows: list[list[Any]] = [[token, 0.0, "CONTROL"] for token in _PLAMO_TOKENS]
+    rows += [[token, 0.0, "CONTROL"] for token in ("<siglip2:img>", "</siglip2:img>")]
+    rows += [[f"<0x{byte:02X}>", 0.0, "BYTE"] for byte in range(256)]
+    (path / "tokenizer.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
 
 SPECIAL_PROCESSORS: dict[str, ProcessorFiles] = {
     "deepseek_v41": ProcessorFiles(
@@ -23,12 +38,16 @@ SPECIAL_PROCESSORS: dict[str, ProcessorFiles] = {
         {},
         _DEEPSEEK,
         _DEEPSEEK,
-        {
-            "image_token_id": _DEEPSEEK,
-            "vision_min_pixels": 64,
-            "vision_max_image_tokens": 24,
-        },
-        (_DEEPSEEK,),
+        {"vision_min_pixels": 64, "vision_max_image_tokens": 24},
+        tokens={_DEEPSEEK: "image_token_id"},
+    ),
+    "falcon_ocr": ProcessorFiles(
+        {},
+        {},
+        "<|image|>",
+        "",
+        tokens={"<|image|>": "img_id"},
+        values={"spatial_patch_size": 16},
     ),
     "fastvlm": ProcessorFiles(
         {
@@ -40,14 +59,27 @@ SPECIAL_PROCESSORS: dict[str, ProcessorFiles] = {
         "<image>",
         "<image>",
         {"image_token_index": -200},
+        named="llava_qwen2",
     ),
+    # mlx-vlm's processor makes patches of this size only.
     "gemma4_unified": ProcessorFiles(
         {},
         {"processor_class": "Gemma4UnifiedProcessor"},
         "<image_soft_token>",
         "<image_soft_token>",
-        # mlx-vlm's processor makes patches of this size only.
-        {"vision_config": {"model_patch_size": 48}},
+        parts={"vision_config": {"model_patch_size": 48}},
+    ),
+    "got": ProcessorFiles(
+        {},
+        {},
+        "<imgpad>",
+        "",
+        tokens={"<imgpad>": "im_patch_token"},
+        named="GOT",
+        constants={
+            "processing_got.build_got_prompt.__defaults__": (True, 16),
+            "processing_got.GotOcrImageProcessor.__init__.__defaults__": (64, True, None, None),
+        },
     ),
     "granite_vision": ProcessorFiles(
         {**_TILES, "size": {"height": 16, "width": 16}},
@@ -67,9 +99,9 @@ SPECIAL_PROCESSORS: dict[str, ProcessorFiles] = {
         "<image>",
         {"min_pixels": 64, "max_pixels": 1024},
         constants={
-            "processing_hunyuan_vl.HunYuanVLProcessor.IMAGE_TOKEN_ID": "<image>",
-            "processing_hunyuan_vl.HunYuanVLProcessor.IM_START_TOKEN_ID": "<img>",
-            "processing_hunyuan_vl.HunYuanVLProcessor.IM_END_TOKEN_ID": "</img>",
+            f"{_HUNYUAN}.IMAGE_TOKEN_ID": "<image>",
+            f"{_HUNYUAN}.IM_START_TOKEN_ID": "<img>",
+            f"{_HUNYUAN}.IM_END_TOKEN_ID": "</img>",
         },
     ),
     "jina_vlm": ProcessorFiles(
@@ -77,23 +109,26 @@ SPECIAL_PROCESSORS: dict[str, ProcessorFiles] = {
         {},
         "<im_patch>",
         "<|image|>",
-        {"model_type": "jvlm", "vision_config": {"input_size": [24, 24], "image_size": 24}},
-        ("<im_patch>", "<im_start>", "<im_end>", "<im_col>"),
+        parts={"vision_config": {"input_size": [24, 24], "image_size": 24}},
+        tokens=dict.fromkeys(_JINA_TOKENS),
+        named="jvlm",
         constants={
             # Of six patches of a side, crops share two at each edge; at most four crops.
             "image_processor.ImageProcessor.__init__.__defaults__": (
                 *(None, (24, 24), 4, 4, 64, 2048, (2, 2), 2, 2, True, None, None),
-                *("<im_patch>", "<im_start>", "<im_end>", "<im_col>"),
+                *_JINA_TOKENS,
             ),
         },
     ),
+    # mlx-vlm's processor makes images of this size only.
     "llava_bunny": ProcessorFiles(
         {},
         {},
         "<image>",
         "<image>",
-        # mlx-vlm's processor makes images of this size only.
-        {"image_token_index": -200, "vision_config": {"image_size": 384, "patch_size": 14}},
+        {"image_token_index": -200},
+        parts={"vision_config": {"image_size": 384, "patch_size": 14}},
+        named="llava-qwen2",
     ),
     "llava_next": ProcessorFiles(
         _TILES,
@@ -106,7 +141,7 @@ SPECIAL_PROCESSORS: dict[str, ProcessorFiles] = {
         },
         "<image>",
         "<image>",
-        {"vision_feature_select_strategy": "default", "vision_feature_layer": -2},
+        values={"vision_feature_select_strategy": "default", "vision_feature_layer": -2},
     ),
     "mimo_v2": ProcessorFiles(
         {
@@ -121,16 +156,32 @@ SPECIAL_PROCESSORS: dict[str, ProcessorFiles] = {
         "<|image_pad|>",
         "<|vision_start|><|image_pad|><|vision_end|>",
     ),
+    # mlx-vlm's processor makes images of this size only.
     "multi_modality": ProcessorFiles(
-        {"image_processor_type": "VLMImageProcessor", "image_size": 16},
+        {"image_processor_type": "VLMImageProcessor", "image_size": 384},
         {"processor_class": "VLChatProcessor", "num_image_tokens": 64},
         "<image>",
         "<image>",
+        values={"num_image_tokens": 64},
+        parts={"vision_config": {"image_size": 384, "patch_size": 48, "hidden_size": 64}},
+    ),
+    "plamo2vl": ProcessorFiles(
         {
-            "image_token_index": "<image>",
-            "num_image_tokens": 64,
-            # mlx-vlm's processor makes images of this size only.
-            "vision_config": {"image_size": 384, "patch_size": 48, "hidden_size": 64},
+            "image_processor_type": "SiglipImageProcessor",
+            "size": {"height": 16, "width": 16},
+            "image_mean": _HALF,
+            "image_std": _HALF,
+            "patch_size": 4,
+            "max_image_width": 64,
+            "max_image_height": 64,
+            "downsample_ratio": 1.0,
+            "tile_context_length": 4096,
         },
+        {"processor_class": "Plamo2VLProcessor"},
+        "<plamo:image>",
+        "",
+        {"image_token_index": _PLAMO_TOKENS.index("<plamo:image>")},
+        tokens={"<plamo:image>": None},
+        write=_write_plamo_tokenizer,
     ),
 }

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import io
 import json
-import pkgutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from conformance.vision.configs import tiny_config, tiny_model
+from conformance.vision.tiny import Tiny
+from conformance.vision.types import TYPES
 from mlx.utils import tree_flatten
 from PIL import Image
 from support.tiny import EOS_ID, SPECIALS, tiny_tokenizer
+from support.vision.processor_files import ProcessorFiles
+from support.vision.special_processors import SPECIAL_PROCESSORS
+from support.vision.tiled_processors import TILED_PROCESSORS
 from support.vision.tiny_vision import CONFIGS, vlm_model
 from tokenizers import AddedToken
 
@@ -41,30 +45,6 @@ _TOKENS = [
     "<|image|>",
     "<|IMG_PATCH|>",
 ]
-
-
-class ProcessorFiles(NamedTuple):
-    """What a family's processor reads.
-
-    Attributes:
-        image: preprocessor_config.json.
-        processor: processor_config.json; without values, the model has neither of both files.
-        token: the token of which an image has several.
-        mark: what a chat template writes for an image.
-        config: values of config.json; a text that is a token means the token's id.
-        tokens: further special tokens.
-        tokenizer: values of tokenizer_config.json.
-        constants: as ``Tiny.constants``, with ids in the place of tokens.
-    """
-
-    image: dict[str, Any]
-    processor: dict[str, Any]
-    token: str
-    mark: str
-    config: Mapping[str, Any] = MappingProxyType({})
-    tokens: tuple[str, ...] = ()
-    tokenizer: Mapping[str, Any] = MappingProxyType({})
-    constants: Mapping[str, Any] = MappingProxyType({})
 
 
 _IDEFICS: dict[str, Any] = {
@@ -257,48 +237,46 @@ for _name in ("glm4v_moe", "glm_ocr"):
     MORE_PROCESSORS[_name] = MORE_PROCESSORS["glm4v"]
 
 
-def vision_dir(
-    tmp_path: Path,
-    model_type: str,
-    *,
-    seed: int = 0,
-    template_takes_parts: bool = True,
-    files: ProcessorFiles | None = None,
-) -> Path:
-    """Writes a directory of a tiny random model under ``tmp_path``.
+ALL_PROCESSORS = PROCESSORS | MORE_PROCESSORS | TILED_PROCESSORS
 
-    Without ``files`` it has those of the tables above.
-    """
+
+def vision_dir(
+    tmp_path: Path, model_type: str, *, seed: int = 0, template_takes_parts: bool = True
+) -> Path:
+    """Writes a directory of a tiny random model under ``tmp_path``."""
     path = tmp_path / f"tiny-{model_type}"
     path.mkdir(parents=True)
-    files = files or (PROCESSORS | MORE_PROCESSORS)[model_type]
+    files = (ALL_PROCESSORS | SPECIAL_PROCESSORS)[model_type]
     tokenizer = tiny_tokenizer()
-    added = [*_TOKENS, *files.tokens]
-    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in added])
-    ids = {token: tokenizer.token_to_id(token) for token in added}
-    changes = _with_ids(files.config, ids)
-    for place, value in _with_ids(files.constants, ids).items():
-        owner, _, constant = place.rpartition(".")
-        setattr(pkgutil.resolve_name(f"mlx_vlm.models.{model_type}.{owner}"), constant, value)
-    config: dict[str, Any] = {
-        "model_type": model_type,
-        **(CONFIGS.get(model_type) or tiny_config(model_type, changes)),
-        "eos_token_id": EOS_ID,
+    tokens = [*_TOKENS, *files.tokens]
+    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in tokens])
+    ids = {token: tokenizer.token_to_id(token) for token in tokens}
+    tiny = _tiny(model_type, files, ids)
+    image_id = {
+        key: ids[files.token]
+        for key in ("image_token_id", "image_token_index")
+        if files.token in ids
     }
-    config["model_type"] = changes.get("model_type", model_type)
-    for name in ("image_token_id", "image_token_index"):
-        config[name] = changes.get(name, ids[files.token])
+    config: dict[str, Any] = {
+        **(CONFIGS.get(model_type) or tiny_config(model_type, tiny)),
+        "model_type": files.named or model_type,
+        "eos_token_id": EOS_ID,
+        **image_id,
+        **{key: ids[token] for token, key in files.tokens.items() if key is not None},
+        **files.config,
+    }
     if model_type.startswith("qwen"):
         config |= {
             "vision_start_token_id": ids["<|vision_start|>"],
             "vision_end_token_id": ids["<|vision_end|>"],
             "video_token_id": ids["<|video_pad|>"],
         }
-    _write(path / "config.json", config)
+    # transformers warns of some fields, even if they say nothing.
+    _write(path / "config.json", {key: v for key, v in config.items() if v is not None})
     if model_type in CONFIGS:
         model = vlm_model(model_type, seed)
     else:
-        model = tiny_model(model_type, seed, changes)
+        model = tiny_model(model_type, seed, tiny)
     weights = dict(tree_flatten(model.parameters()))
     mx.save_safetensors(str(path / "model.safetensors"), weights, metadata={"format": "mlx"})
     tokenizer.save(str(path / "tokenizer.json"))
@@ -310,28 +288,43 @@ def vision_dir(
         "chat_template": chat_template(files.mark if template_takes_parts else None),
         "clean_up_tokenization_spaces": False,
     }
+    if "<unk>" in ids:
+        settings["unk_token"] = "<unk>"
     if model_type.startswith("gemma"):
         settings |= {
             "image_token": files.token,
             "boi_token": "<start_of_image>",
             "eoi_token": "<end_of_image>",
         }
-    settings |= files.tokenizer
     _write(path / "tokenizer_config.json", settings)
     if files.processor:
         name = {"processor_class": files.processor["processor_class"]}
         _write(path / "preprocessor_config.json", {**files.image, **name})
         _write(path / "processor_config.json", files.processor)
+    files.write(path)
     return path
 
 
-def _with_ids(values: Mapping[str, Any], ids: Mapping[str, int]) -> dict[str, Any]:
-    def of(value: Any) -> Any:
-        if isinstance(value, tuple):
-            return tuple(of(each) for each in value)
-        return ids.get(value, value) if isinstance(value, str) else value
+def _tiny(model_type: str, files: ProcessorFiles, ids: Mapping[str, int]) -> Tiny | None:
+    """What the tiny instance is made of, with the sizes that the files have; None: no other."""
+    if not (files.parts or files.constants or files.values):
+        return None
+    tiny = TYPES[model_type]
+    parts = {
+        part: {**(tiny.config.get(part) or {}), **values} for part, values in files.parts.items()
+    }
+    return replace(
+        tiny,
+        config={**tiny.config, **files.values, **parts},
+        constants={**tiny.constants, **{n: _with_ids(v, ids) for n, v in files.constants.items()}},
+    )
 
-    return {name: of(value) for name, value in values.items()}
+
+def _with_ids(value: Any, ids: Mapping[str, int]) -> Any:
+    """A constant with the ids of the tokens in it."""
+    if isinstance(value, tuple):
+        return tuple(_with_ids(each, ids) for each in value)
+    return ids.get(value, value) if isinstance(value, str) else value
 
 
 def chat_template(mark: str | None) -> str:

@@ -64,9 +64,10 @@ def test_only_known_types_with_images_see() -> None:
     for model_type in FAMILIES.keys() - UNPREPARED:
         config = {"model_type": model_type, "vision_config": {}}
         assert vision_type(config) == model_type
-        sees = model_type in ALWAYS_SEE
-        assert vision_type({"model_type": model_type}) == (model_type if sees else None)
+        without = vision_type({"model_type": model_type})
+        assert without == (model_type if model_type in ALWAYS_SEE else None)
         assert vision_type({**config, "model_file": "model.py"}) is None
+    assert FAMILIES.keys() - UNPREPARED >= ALWAYS_SEE
     for name, model_type in ALIASES.items():
         assert vision_type({"model_type": name, "vision_config": {}}) == model_type
     for model_type in ("llama", None, *UNPREPARED):

@@ -1,0 +1,1 @@
+"""What loading and calling mlx-vlm's processors needs in a worker process besides them."""
