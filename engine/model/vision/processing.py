@@ -44,12 +44,13 @@ class Processing:
         written: what a message that is a text has in an image's place, where that is more than the
             mark, as mlx-vlm's ``prompt_utils`` has it.
         other_mark: what the processor would take for an image, too.
-        most: images in a prompt; None: any number. With more, mlx-vlm's code confuses them, fails,
-            or prepares each in another way.
+        most: images in a prompt; None: any number. mlx-vlm's code confuses more, or fails.
+        tiled: images in a prompt of which the processor makes tiles as its "candidate_resolutions"
+            say. With more, each has the first of these resolutions.
         settings: further arguments. Without ``add_special_tokens`` the processor has no such
             parameter.
         token: the token of which an image has one for each of its embeddings, or its id; None: it
-            is in the config. Besides, all negative ids are images'.
+            is in the config; -1: images' tokens have negative ids.
         lead: tokens in front of the image that may have the same id.
         begins: the processor begins each prompt with a BOS of its own.
         arrays: what it returns that makes an image's embeddings; None: all but what is the text's.
@@ -73,6 +74,7 @@ class Processing:
     pattern: str | None = None
     written: str | None = None
     most: int | None = None
+    tiled: int | None = None
     token: str | int | None = None
     lead: int = 0
     begins: bool = False
@@ -127,7 +129,7 @@ _PROCESSING = {
     ),
     "deepseek_vl_v2": Processing(
         written="<image>\n",
-        most=2,
+        tiled=2,
         settings={},
         token="<image>",
         begins=True,
@@ -225,12 +227,14 @@ _PROCESSING = {
         pattern=_NUMBERED,
         written="<|image_{}|>\n",
         settings={},
+        token=-1,
         arrays=frozenset({"pixel_values", "image_sizes"}),
     ),
     "phi4_siglip": Processing(
         mark="<image>",
         written="<image>\n",
         settings={},
+        token=-1,
         arrays=_PATCHES,
         counted="pixel_attention_mask",
         pil="siglip2",
@@ -239,6 +243,7 @@ _PROCESSING = {
         mark="<|image_{}|>",
         pattern=rf"{_NUMBERED}|<image>",
         settings={},
+        token=-1,
         arrays=_PATCHES,
         counted="pixel_attention_mask",
     ),

@@ -88,7 +88,8 @@ class Processor:
         """
         self._check(text, len(images))
         whole = self._processed(text, images)
-        alone = [self._alone(image, whole if len(images) == 1 else None) for image in images]
+        with self._among(len(images)):
+            alone = [self._alone(image, whole if len(images) == 1 else None) for image in images]
         tokens = self._ids(whole)
         theirs, ours = len(self._places(tokens)), sum(each.tokens for each in alone)
         if theirs != ours or not all(each.embeddings for each in alone):
@@ -166,6 +167,20 @@ class Processor:
             )
             return inputs
 
+    @contextmanager
+    def _among(self, images: int) -> Iterator[None]:
+        """A context in which an image alone is processed as one of so many."""
+        tiled = self._processing.tiled
+        if tiled is None or images <= tiled:
+            yield
+            return
+        resolutions = self._processor.candidate_resolutions
+        self._processor.candidate_resolutions = resolutions[:1]
+        try:
+            yield
+        finally:
+            self._processor.candidate_resolutions = resolutions
+
     def _ids(self, inputs: dict[str, Any]) -> list[int]:
         ids: list[int] = np.asarray(inputs["input_ids"]).reshape(-1).tolist()
         # A template that writes BOS is right, and one that leaves it to the processor, too.
@@ -227,8 +242,9 @@ def load_processor(folder: str, model_type: str, trust_remote_code: bool) -> Pro
         with pil_backend(processing.pil), remote_code(trust_remote_code), _silenced():
             # NOTE: without this argument, mlx-vlm trusts the folder's code.
             processor = AutoProcessor.from_pretrained(folder, trust_remote_code=trust_remote_code)
-        # Some types have another one for pixels, as in mlx-vlm's ``load``.
-        if (pixels := load_image_processor(Path(folder))) is not None:
+            # Some types have another one for pixels, as in mlx-vlm's ``load``.
+            pixels = load_image_processor(Path(folder))
+        if pixels is not None:
             processor.image_processor = pixels
     except Exception as error:  # transformers raises any of its parsers' exceptions
         reason = " ".join(str(error).split())[:300]
@@ -242,7 +258,7 @@ def load_processor(folder: str, model_type: str, trust_remote_code: bool) -> Pro
         _add_no_tokens(_tokenizer_of(processor))
     image_id = _image_id(processor, folder, model_type)
     counter = None
-    if family_of(model_type).tokens != "each" and not processing.counted and not processing.pattern:
+    if family_of(model_type).tokens != "each" and processing.token != -1:
         counter = embedding_counter(parsed_config(folder, model_type), model_type)
     return Processor(processor, image_id, processing, counter)
 
@@ -266,7 +282,7 @@ def _image_id(processor: Any, folder: str, model_type: str) -> int | None:
     if processing.config_token is not None:
         return int(getattr(parsed_config(folder, model_type), processing.config_token))
     if isinstance(processing.token, int):
-        return processing.token
+        return None if processing.token < 0 else processing.token
     if processing.token is not None:
         tokenizer = _tokenizer_of(processor)
         known: int | None = tokenizer.convert_tokens_to_ids(processing.token)
@@ -275,8 +291,6 @@ def _image_id(processor: Any, folder: str, model_type: str) -> int | None:
         if known is None or is_other:
             raise ModelError(f"{folder}: the tokenizer has no {processing.token!r}")
         return known
-    if processing.counted or processing.pattern:
-        return None
     config = json.loads((Path(folder) / "config.json").read_bytes())
     found = (config.get(key) for key in _IMAGE_KEYS)
     image_id = next((each for each in found if type(each) is int), None)

@@ -34,10 +34,12 @@ def _sam_config() -> SimpleNamespace:
 
 
 def _sam(**sizes: Any) -> Any:
-    """That encoder with few channels, where its code has constants."""
+    """That encoder with few channels, where its code has constants. Those of others are theirs."""
     import mlx.nn as nn
     from mlx_vlm.models.deepseekocr.sam import SAMEncoder
 
+    if sizes["img_size"] != _sam_config().image_size:
+        return SAMEncoder(**sizes)
     encoder = SAMEncoder(**{**sizes, "out_chans": 8, "final_out_chans": _OCR_WIDTH})
     encoder.net_2 = nn.Conv2d(8, 8, 3, stride=2, padding=1, bias=False)
     encoder.net_3 = nn.Conv2d(8, _OCR_WIDTH, 3, stride=2, padding=1, bias=False)

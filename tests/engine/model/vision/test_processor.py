@@ -119,7 +119,7 @@ def test_an_engine_generates_the_tokens_of_mlx_vlm(folder: Path, model_type: str
     from mlx_vlm.utils import load_model
 
     path, processor = _loaded(folder, model_type)
-    numbers = [0, 1][: processing_of(model_type).most]
+    numbers = [0, 1, 2][: processing_of(model_type).most]
     text, (tokens, images) = _prepared(folder, model_type, numbers)
     ids, arguments = _theirs(processor, model_type, text, numbers)
     pixels, mask = arguments.pop("pixel_values"), arguments.pop("mask")
@@ -137,7 +137,8 @@ def test_an_engine_generates_the_tokens_of_mlx_vlm(folder: Path, model_type: str
 
 @pytest.mark.parametrize("model_type", [n for n in ALL_PROCESSORS if n not in ONE_IMAGE])
 def test_several_images_are_each_as_alone(folder: Path, model_type: str) -> None:
-    numbers = [0, 1, 0][: processing_of(model_type).most]
+    processing = processing_of(model_type)
+    numbers = [0, 1, 0][: processing.most or processing.tiled]
     _, (tokens, images) = _prepared(folder, model_type, numbers)
     last = -1
     for image, number in zip(images, numbers, strict=True):
@@ -182,6 +183,16 @@ def test_numbers_of_marks_are_in_order(folder: Path) -> None:
     sources = [ImageSource(picture(number), None, "auto") for number in range(2)]
     with pytest.raises(RequestError, match="2 places for 2 images; a text must not contain"):
         prepare(processor, "<|image_2|> and <|image_1|>", sources)
+
+
+def test_of_many_images_some_types_make_no_tiles(folder: Path) -> None:
+    _, (_, few) = _prepared(folder, "deepseek_vl_v2", [0, 1])
+    _, (_, many) = _prepared(folder, "deepseek_vl_v2", [0, 1, 0])
+    _, (_, again) = _prepared(folder, "deepseek_vl_v2", [0, 1])
+    assert [len(image.places) for image in few] == [27, 27]
+    assert [len(image.places) for image in many] == [13, 13, 13]
+    assert many[0].digest == many[2].digest
+    assert few == again
 
 
 def test_a_prompt_has_one_beginning(folder: Path) -> None:
