@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pkgutil import resolve_name
 from typing import Any
 
+_MLX_VLM = "mlx_vlm.models."
 # As mlx-vlm renders conversations for models without a template. It adds BOS afterwards.
 _PLAIN = (
     "{%- if messages | length == 1 and messages[0]['role'] == 'user' -%}"
@@ -62,7 +64,8 @@ class Processing:
             negative token for an image.
         pil: the model of transformers whose processor of images mlx-vlm takes in the form that
             needs torchvision, though another has the same results from Pillow.
-        template: the chat template of models that have none, with the result of mlx-vlm's.
+        template: the chat template of models that have none, with the result of mlx-vlm's; or
+            mlx-vlm's name of it. See ``template_of``.
         prepared: mlx-vlm's ``prepare_inputs`` calls the processor, because it needs that.
         config_token: the name of the token's id in mlx-vlm's config, where it may be a default.
         records: an image is a record of DeepSeek's.
@@ -124,6 +127,7 @@ _PROCESSING = {
         mark="<\uff5cdeepseek_image\uff5c>",
         settings={},
         prepared=True,
+        template=f"{_MLX_VLM}deepseek_v41.processing_deepseek_v41.DEFAULT_CHAT_TEMPLATE",
         config_token="image_token_id",
         records=True,
     ),
@@ -257,3 +261,12 @@ _PROCESSING = {
 def processing_of(model_type: str) -> Processing:
     """How the processor of models of this type is called."""
     return _PROCESSING.get(model_type) or Processing()
+
+
+def template_of(model_type: str) -> str:
+    """The chat template of those models of this type that have none."""
+    template = processing_of(model_type).template
+    if not template.startswith(_MLX_VLM):
+        return template
+    found: str = resolve_name(template)
+    return found
