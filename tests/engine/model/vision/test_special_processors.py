@@ -161,6 +161,17 @@ def test_more_images_than_mlx_vlm_takes(folder: Path, model_type: str) -> None:
         _prepared(processor, _text(model_type, 2), [0, 1])
 
 
+def test_several_images_that_get_fewer_tiles_than_each_alone(tmp_path: Path) -> None:
+    path = vision_dir(tmp_path, "plamo2vl")
+    settings = json.loads((path / "preprocessor_config.json").read_bytes())
+    settings["tile_context_length"] = 100
+    (path / "preprocessor_config.json").write_text(json.dumps(settings))
+    processor = load_processor(str(path), "plamo2vl", trust_remote_code=False)
+    _prepared(processor, "What?", [0])
+    with pytest.raises(RequestError, match=r"makes \d+ image tokens of these images together"):
+        _prepared(processor, "What?", [0, 1])
+
+
 @pytest.mark.parametrize("model_type", PLACED)
 def test_a_text_must_place_each_image(folder: Path, model_type: str) -> None:
     _, processor, _ = _loaded(folder, model_type)
