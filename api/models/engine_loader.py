@@ -164,7 +164,7 @@ class EngineLoader:
         from chairlift.api.text.vocabulary import Vocabulary
         from chairlift.engine.model.architecture import check_architecture
         from chairlift.engine.model.tokenizer import load_tokenizer
-        from chairlift.engine.model.vision.processing import processing_of
+        from chairlift.engine.model.vision.processors.processing import template_of
 
         source, settings = self._source, self._settings
         if source.kind == "directory":
@@ -176,7 +176,7 @@ class EngineLoader:
             asyncio.to_thread(_generation_defaults, source, settings),
         )
         if info.vision_type is not None and not tokenizer.has_chat_template:
-            template = processing_of(info.vision_type).template
+            template = await asyncio.to_thread(template_of, info.vision_type)
             tokenizer = await asyncio.to_thread(load_tokenizer, source, template)
         tokenizer.eos_token_ids = tokenizer.eos_token_ids | end_ids
         format = chat_format(tokenizer, settings.tool_parser, settings.think_tags)

@@ -13,8 +13,9 @@ from chairlift.api.text.template import Rendering
 from chairlift.api.text.vocabulary import Vocabulary
 from chairlift.engine.errors import RequestError
 from chairlift.engine.messages import ImagePrompt
-from chairlift.engine.model.vision.marks import Mark
-from chairlift.engine.model.vision.processor import load_processor, mark_of, prepare
+from chairlift.engine.model.vision.processors.loading import load_processor
+from chairlift.engine.model.vision.processors.marks import Mark
+from chairlift.engine.model.vision.processors.processor import mark_of, prepare
 from chairlift.engine.workers.job import Fixture, Job, TooExpensive
 from chairlift.engine.workers.pool import Workers
 

@@ -138,40 +138,40 @@ FAMILIES = {
 }
 
 
-# The engine computes these, but no worker makes their prompts: their processors are called
-# differently, return other numbers of tokens, or need a model's files that do not exist here.
-UNPREPARED = frozenset(
-    {
-        "deepseek_v41",
-        "falcon_ocr",
-        "fastvlm",
-        "gemma4_unified",
-        "got",
-        "granite_vision",
-        "hunyuan_vl",
-        "jina_vlm",
-        "llava_bunny",
-        "llava_next",
-        "llmjpvl",
-        "mimo_v2",
-        "moondream2",
-        "multi_modality",
-        "plamo2vl",
-        "youtu_vl",
-    }
-)
+# The engine computes these, but no worker makes their prompts: mlx-vlm has no processor of theirs,
+# or runs code that it downloads.
+UNPREPARED = frozenset({"llmjpvl", "moondream2", "youtu_vl"})
 # Other names that configs have for types.
 ALIASES = {
+    "GOT": "got",
+    "bunny-llama": "llava_bunny",
     "cohere2_vision": "aya_vision",
+    "granite-vision": "granite_vision",
     "inkling_mm_model": "inkling",
+    "jvlm": "jina_vlm",
     "lfm2-vl": "lfm2_vl",
+    "llava-qwen2": "llava_bunny",
+    "llava_qwen2": "fastvlm",
     "nemotron_h_omni": "nemotron_h_nano_omni",
     "nemotronh_nano_omni_reasoning_v3": "nemotron_h_nano_omni",
     "phi4-siglip": "phi4_siglip",
     "unlimited-ocr": "unlimited_ocr",
 }
 # All models of these types see, and the configs of most have no "vision_config".
-ALWAYS_SEE = frozenset({"molmo", "molmo2", "moondream3", "phi3_v", "phi4_siglip", "phi4mm"})
+ALWAYS_SEE = frozenset(
+    {
+        "falcon_ocr",
+        "fastvlm",
+        "got",
+        "llava_bunny",
+        "molmo",
+        "molmo2",
+        "moondream3",
+        "phi3_v",
+        "phi4_siglip",
+        "phi4mm",
+    }
+)
 
 
 def vision_type(config: Mapping[str, Any]) -> str | None:

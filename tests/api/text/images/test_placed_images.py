@@ -19,8 +19,9 @@ from chairlift.engine.errors import RequestError
 from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.messages import ImagePrompt, ImageSource
 from chairlift.engine.model.tokenizer import load_tokenizer
-from chairlift.engine.model.vision.processing import processing_of
-from chairlift.engine.model.vision.processor import load_processor, prepare
+from chairlift.engine.model.vision.processors.loading import load_processor
+from chairlift.engine.model.vision.processors.processing import template_of
+from chairlift.engine.model.vision.processors.processor import prepare
 from chairlift.engine.workers.job import Job
 from chairlift.engine.workers.pool import Workers
 
@@ -64,19 +65,33 @@ TWICE = [[IMAGE, WORDS], "It.", [WORDS, IMAGE]]
 ONCE = [[WORDS, IMAGE]]
 DEEPSEEK = "<|User|>: <image>\nWhat?\n\n<|Assistant|> It.\n\n<|User|>: What?<image>\n\n\n"
 
+_V41_IMAGE = "<\uff5cdeepseek_image\uff5c>"
+V41 = (
+    f"<\uff5cbegin\u2581of\u2581sentence\uff5c><\uff5cUser\uff5c>{_V41_IMAGE}\n\nWhat?"
+    "<\uff5cAssistant\uff5c>It.<\uff5cend\u2581of\u2581sentence\uff5c>"
+    f"<\uff5cUser\uff5c>What?\n\n{_V41_IMAGE}<\uff5cAssistant\uff5c></think>"
+)
+
 
 @pytest.mark.parametrize(
     ("model_type", "template", "contents", "expected"),
     [
+        ("deepseek_v41", None, TWICE, V41),
         ("deepseek_vl_v2", None, TWICE, DEEPSEEK + "<|Assistant|>:"),
         ("deepseekocr", None, [[IMAGE, WORDS]], "<image>\nWhat?"),
         ("ernie4_5_moe_vl", URLS, TWICE, f"{ERNIE}What?It.What?{ERNIE}"),
+        ("falcon_ocr", None, ONCE, "What?"),
+        ("fastvlm", TEXTS, ONCE, _turns("What?<image>\n")),
+        ("got", None, ONCE, "What?"),
         ("kimi_vl", chat_template("<|media_pad|>"), ONCE, _turns("What?<|media_pad|>")),
+        ("llava_next", chat_template("<image>"), ONCE, _turns("What?<image>")),
         ("minicpmv4_6", TEXTS, ONCE, _turns("What?(<image>./</image>)\n")),
         ("minicpmv4_7", chat_template("<|image_pad|>"), ONCE, _turns("What?<|image_pad|>")),
         ("moondream3", None, ONCE, "What?"),
+        ("multi_modality", TEXTS, ONCE, _turns("What?<image>")),
         ("phi3_v", TEXTS, TWICE, _turns("<|image_1|>\nWhat?", "It.", "What?<|image_2|>\n")),
         ("phi4_siglip", TEXTS, ONCE, _turns("What?<image>\n")),
+        ("plamo2vl", None, TWICE, "What?\nIt.\nWhat?"),
     ],
 )
 async def test_images_are_where_a_message_has_them(
@@ -111,7 +126,7 @@ async def _prepared(path: Path, model_type: str, contents: list[Any], file: byte
     source = ModelSource(path.name, "directory", path)
     tokenizer = load_tokenizer(source)
     if not tokenizer.has_chat_template:
-        tokenizer = load_tokenizer(source, processing_of(model_type).template)
+        tokenizer = load_tokenizer(source, template_of(model_type))
     workers = Inline()
     vocabulary = Vocabulary(tokenizer, len(tokenizer), workers)
     vision = Vision(vocabulary, workers, ImageLoader(), path, model_type, False)

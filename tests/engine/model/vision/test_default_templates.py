@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from jinja2 import Environment
 
-from chairlift.engine.model.vision.processing import processing_of
+from chairlift.engine.model.vision.processors.processing import template_of
 
 USER = {"role": "user", "content": "What?"}
 ANSWER = {"role": "assistant", "content": "It."}
@@ -28,7 +28,7 @@ def test_a_plain_conversation(messages: list[dict[str, Any]]) -> None:
     from mlx_vlm.prompt_utils import get_chat_template
 
     theirs = get_chat_template(SimpleNamespace(), messages, add_generation_prompt=True)
-    assert _rendered(processing_of("moondream3").template, messages) == theirs
+    assert _rendered(template_of("moondream3"), messages) == theirs
 
 
 @pytest.mark.parametrize("messages", CONVERSATIONS)
@@ -47,4 +47,17 @@ def test_the_format_of_a_processor(
 
     processor = resolve_name(f"mlx_vlm.models.{name}")
     theirs = _rendered(processor.default_chat_template.fget(None), messages)
-    assert _rendered(processing_of(model_type).template, messages) == theirs
+    assert _rendered(template_of(model_type), messages) == theirs
+
+
+@pytest.mark.parametrize("messages", CONVERSATIONS)
+@pytest.mark.parametrize("model_type", ["falcon_ocr", "plamo2vl"])
+def test_types_that_take_a_prompt_only(model_type: str, messages: list[dict[str, Any]]) -> None:
+    from pkgutil import resolve_name
+
+    from mlx_vlm.prompt_utils import apply_chat_template
+
+    joined = resolve_name("mlx_vlm.models.plamo2vl.processing.Plamo2VLProcessor")
+    processor = object.__new__(joined)
+    theirs = apply_chat_template(processor, {"model_type": model_type}, messages)
+    assert _rendered(template_of(model_type), messages) == theirs

@@ -12,8 +12,9 @@ from conformance.vision.types import TYPES
 from mlx.utils import tree_flatten
 from support.paths import ROOT
 from support.tiny import EOS_ID
+from support.vision.processors.plain import PLAIN_PROCESSORS
 from support.vision.tiny_vision import CONFIGS, VOCAB_SIZE
-from support.vision.vision_dir import PROCESSORS, vision_dir
+from support.vision.vision_dir import vision_dir
 
 from chairlift.cache.quantized import Quantization
 from chairlift.engine.errors import UnsupportedModel
@@ -118,7 +119,7 @@ def test_only_known_types_with_images_see() -> None:
 def test_the_guide_has_all_types() -> None:
     guide = (ROOT / "docs" / "guides" / "vision.md").read_text()
     assert [model_type for model_type in FAMILIES if f"`{model_type}`" not in guide] == []
-    assert CONFIGS.keys() == PROCESSORS.keys() <= FAMILIES.keys()
+    assert CONFIGS.keys() == PLAIN_PROCESSORS.keys() <= FAMILIES.keys()
     assert FAMILIES.keys() >= UNPREPARED
 
 

@@ -36,6 +36,11 @@ class Mark(NamedTuple):
         """A text without its marks."""
         return re.sub(self.pattern, "", text) if self.text else text
 
+    def first(self, text: str) -> str:
+        """The first part of a text that the processor would take for an image; "" if none."""
+        found = re.search(self.pattern, text)
+        return found[0] if found else ""
+
     def are_in_order(self, text: str) -> bool:
         """Whether a text's marks have the numbers 1, 2, 3, ..., if marks have numbers."""
         found = self._found(text)

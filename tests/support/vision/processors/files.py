@@ -12,14 +12,15 @@ class ProcessorFiles(NamedTuple):
 
     Attributes:
         image: preprocessor_config.json.
-        processor: processor_config.json.
+        processor: processor_config.json; without values, the model has neither of both files.
         token: the token of which an image has several.
         mark: what a chat template writes for an image, with "{}" for its number.
         config: more values of config.json.
         parts: more values of its parts, as "vision_config".
         tokens: more special tokens, and the keys of config.json that have their ids.
         named: the ``model_type`` in config.json, if it is not the name of mlx-vlm's module.
-        constants: as ``Tiny.constants``, for sizes that a processor does not take from files.
+        constants: as ``Tiny.constants``, for what a processor does not take from files; a text
+            that is a token means its id.
         sizes: the widths and heights of the images that it is tried with.
         write: writes further files into the directory.
         tokenizer: more values of tokenizer_config.json.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from support.vision.processor_files import ProcessorFiles
+from support.vision.processors.files import ProcessorFiles
 
 _HALF = [0.5, 0.5, 0.5]
 _QWEN: dict[str, Any] = {

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from support.vision.processor_files import ProcessorFiles
+from support.vision.processors.files import ProcessorFiles
 
 _OCR_WIDTH = 32
 _CLIP = {"hidden_size": _OCR_WIDTH, "width": _OCR_WIDTH, "num_attention_heads": 2}

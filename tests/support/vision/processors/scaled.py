@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from support.vision.processor_files import ProcessorFiles
+from support.vision.processors.files import ProcessorFiles
 
 _HALF = [0.5, 0.5, 0.5]
 
-TILE_PROCESSORS: dict[str, ProcessorFiles] = {
+SCALED_PROCESSORS: dict[str, ProcessorFiles] = {
     "gemma4": ProcessorFiles(
         {},
         {
