@@ -20,12 +20,18 @@ from chairlift.engine.model.vision.processors.processor import prepare
 
 # Code of mlx-vlm and transformers warns.
 pytestmark = pytest.mark.filterwarnings("ignore")
-SIZED = [(name, size) for name, files in PROCESSORS.items() for size in files.sizes]
 SEVERAL = [name for name in PROCESSORS if processing_of(name).most is None]
 ONE_IMAGE = [name for name in PROCESSORS if processing_of(name).most == 1]
 # Images of one prompt that mlx-vlm does not confuse: its ERNIE and GLM-4V let the third and further
 # ones see each other, and its Idefics 2 lets small images see their padding.
 CONFUSED = {"ernie4_5_moe_vl": [0, 1, 3], "glm4v": [0, 1, 3], "idefics2": [0, 0]}
+# Prompts with several images have the sizes 0, 1 and 3, with the tiles that an image has alone.
+COVERED = {name for name in SEVERAL if name not in CONFUSED and not processing_of(name).tiled}
+SIZED = [
+    (name, size)
+    for name, files in PROCESSORS.items()
+    for size in (files.sizes[2:3] if name in COVERED else files.sizes)
+]
 
 
 @pytest.fixture(scope="module")
