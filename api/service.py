@@ -35,7 +35,7 @@ MODULES = (
     "chairlift.engine.grammar.trial",
 )
 # What a process for images imports; it imports MLX, so this process does not.
-IMAGE_MODULE = "chairlift.engine.model.vision.processor"
+IMAGE_MODULE = "chairlift.engine.model.vision.processors.loading"
 
 
 class Service:

@@ -10,6 +10,10 @@ from chairlift.cache.layer import LayerCache
 from chairlift.cache.ring import Ring
 
 
+class CannotQuantize(ValueError):
+    """What a layer caches has no groups of the configured size."""
+
+
 @dataclass(frozen=True, slots=True)
 class Quantization:
     """MLX's affine quantization: ``bits`` per value, a scale and a bias for each ``group`` values.
@@ -25,10 +29,10 @@ class Quantization:
         """``[..., dim]`` to ``[..., packed]``, uint32.
 
         Raises:
-            ValueError: ``group`` does not divide ``dim``.
+            CannotQuantize: ``group`` does not divide ``dim``.
         """
         if values.shape[-1] % self.group:
-            raise ValueError(
+            raise CannotQuantize(
                 f"a KV group of {self.group} does not divide the head dimension {values.shape[-1]}"
             )
         codes, *rest = mx.quantize(values, group_size=self.group, bits=self.bits)
@@ -54,7 +58,7 @@ class QuantizedLayer(LayerCache):
         self._quantization = quantization
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """See ``LayerCache.update_and_fetch``. Raises ValueError: the group does not divide dim."""
+        """See ``LayerCache.update_and_fetch``. Raises CannotQuantize."""
         pack, unpack = self._quantization.pack, self._quantization.unpack
         seen_keys, seen_values = super().update_and_fetch(pack(keys), pack(values))
         self._fetched = (

@@ -164,6 +164,7 @@ class EngineLoader:
         from chairlift.api.text.vocabulary import Vocabulary
         from chairlift.engine.model.architecture import check_architecture
         from chairlift.engine.model.tokenizer import load_tokenizer
+        from chairlift.engine.model.vision.processors.processing import template_of
 
         source, settings = self._source, self._settings
         if source.kind == "directory":
@@ -174,6 +175,9 @@ class EngineLoader:
             asyncio.to_thread(load_tokenizer, source, settings.chat_template),
             asyncio.to_thread(_generation_defaults, source, settings),
         )
+        if info.vision_type is not None and not tokenizer.has_chat_template:
+            template = await asyncio.to_thread(template_of, info.vision_type)
+            tokenizer = await asyncio.to_thread(load_tokenizer, source, template)
         tokenizer.eos_token_ids = tokenizer.eos_token_ids | end_ids
         format = chat_format(tokenizer, settings.tool_parser, settings.think_tags)
         vocabulary = Vocabulary(tokenizer, info.vocab_size, self._tools.workers, format)

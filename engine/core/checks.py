@@ -20,7 +20,7 @@ MAX_REAL = 1e6
 # More than any number of tokens.
 MAX_INT = 2**31
 # The types of arrays that processors make of images.
-IMAGE_DTYPES = ("float16", "float32", "float64", "int32", "int64", "uint8", "bool")
+IMAGE_DTYPES = ("bfloat16", "float16", "float32", "float64", "int32", "int64", "uint8", "bool")
 
 
 def check_submit(request: Submit, vocabulary: int) -> None:
@@ -60,7 +60,7 @@ def _check_images(request: Submit) -> None:
         for array in image.arrays.values():
             if array.dtype not in IMAGE_DTYPES or min(array.shape, default=0) < 0:
                 raise ValueError(f"an image's array has the type {array.dtype!r}, or no size")
-            if math.prod(array.shape) * np.dtype(array.dtype).itemsize != len(array.data):
+            if math.prod(array.shape) * np.dtype(array.held_as).itemsize != len(array.data):
                 raise ValueError("an image's array has another number of bytes than its shape")
 
 

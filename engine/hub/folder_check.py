@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,15 @@ def read_config(path: Path) -> dict[str, Any]:
         layers = config.get(key)
         if isinstance(layers, int) and not 0 < layers <= _MAX_LAYERS:
             raise ModelError(f"{file}: damaged, {key} is {layers}; fetch it again")
+    return config
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a config.json that describes the language model, which may be all of it."""
+    for whole in (config, config.get("thinker_config")):  # Qwen3-Omni's
+        for name in ("text_config", "llm_config"):
+            if isinstance(whole, dict) and isinstance(part := whole.get(name), dict) and part:
+                return part
     return config
 
 

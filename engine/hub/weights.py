@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from gguf.constants import GGMLQuantizationType
 
 from chairlift.engine.errors import ModelError
-from chairlift.engine.hub.folder_check import WEIGHTS, read_config
+from chairlift.engine.hub.folder_check import WEIGHTS, read_config, text_config
 from chairlift.engine.hub.gguf.file import GGUFFile
 from chairlift.engine.hub.source import ModelSource
 
@@ -101,8 +101,8 @@ def _tensors(shard: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _vocabulary(config: Mapping[str, Any]) -> int:
-    for part in (config, config.get("text_config")):
-        size = part.get("vocab_size") if isinstance(part, dict) else None
+    for part in (config, text_config(config)):
+        size = part.get("vocab_size")
         if isinstance(size, int) and size > 0:
             return size
     return 0

@@ -11,16 +11,21 @@ import msgspec
 
 
 class Array(msgspec.Struct, array_like=True, frozen=True):
-    """A NumPy array.
+    """An array of numbers.
 
     Attributes:
-        dtype: NumPy's name of the type of its elements.
+        dtype: NumPy's name of the type of its elements, or "bfloat16".
         data: the elements in C order.
     """
 
     dtype: str
     shape: tuple[int, ...]
     data: bytes
+
+    @property
+    def held_as(self) -> str:
+        """NumPy's name of a type whose elements have these bytes: it has no bfloat16."""
+        return "uint16" if self.dtype == "bfloat16" else self.dtype
 
 
 class PromptImage(msgspec.Struct, array_like=True, frozen=True):

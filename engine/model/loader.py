@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from chairlift.engine.device import memory, profile
 from chairlift.engine.errors import ModelError, UnsupportedModel
-from chairlift.engine.hub.folder_check import WEIGHTS, check_directory
+from chairlift.engine.hub.folder_check import WEIGHTS, check_directory, text_config
 from chairlift.engine.hub.gguf.file import GGUFFile
 from chairlift.engine.hub.gguf.model import build_model, is_quantized, own_dtype
 from chairlift.engine.hub.source import ModelSource
@@ -215,7 +215,7 @@ def _floating(model: Module) -> Counter[mx.Dtype]:
 
 def _max_context(config: dict[str, Any]) -> int | None:
     """The context in tokens by a Hugging Face configuration, after RoPE stretching."""
-    text = config.get("text_config") or config
+    text = text_config(config)
     known = [text[key] for key in _CONTEXT_KEYS if isinstance(text.get(key), int)]
     context: int | None = known[0] if known else None
     scaling = text.get("rope_scaling") or text.get("rope_parameters") or {}

@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from chairlift.cache.capacity import KVGeometry
 from chairlift.cache.kinds import UnsupportedKind, make_batch
-from chairlift.cache.quantized import Quantization
+from chairlift.cache.quantized import CannotQuantize, Quantization
 from chairlift.cache.saved.layers import LayerTemplate, template_of
 from chairlift.engine.errors import UnsupportedModel
 
@@ -31,8 +31,8 @@ def probe(model: Any, architecture: str, quantization: Quantization | None = Non
     """Runs two rows of different length through a prefill and a decode step.
 
     Raises:
-        UnsupportedModel: the model needs caches that cannot be batched, or its code fails with
-            batched caches. The message names the architecture.
+        UnsupportedModel: the model needs caches that cannot be batched or quantized, or its code
+            fails with batched caches. The message names the architecture.
     """
     try:
         prompts, batch = make_batch(model, quantization), make_batch(model, quantization)
@@ -49,6 +49,10 @@ def probe(model: Any, architecture: str, quantization: Quantization | None = Non
         return Probed(batch.geometry(), int(logits.shape[-1]), layers)
     except UnsupportedKind as error:
         why = str(error)
+    except CannotQuantize as error:
+        raise UnsupportedModel(
+            f"the architecture {architecture} cannot be served with --kv-bits: {error}"
+        ) from error
     except Exception as error:  # a model file may raise anything
         why = f"its model file fails on batched caches ({type(error).__name__}: {error})"
     raise UnsupportedModel(f"the architecture {architecture} cannot be served: {why}")

@@ -9,7 +9,7 @@ from mlx_lm.utils import load_config
 from mlx_lm.utils import load_tokenizer as load_directory
 
 from chairlift.engine.errors import ModelError
-from chairlift.engine.hub.folder_check import check_tokenizer_files, read_object
+from chairlift.engine.hub.folder_check import check_tokenizer_files, read_object, text_config
 from chairlift.engine.hub.gguf.file import GGUFFile
 from chairlift.engine.hub.gguf.tokenizer import load_gguf_tokenizer
 from chairlift.engine.hub.source import ModelSource
@@ -45,7 +45,7 @@ def _from_directory(source: ModelSource, extra: Mapping[str, str]) -> TokenizerW
         config = load_config(source.path)
         ends = config.get("eos_token_id")
         if ends is None:
-            ends = (config.get("text_config") or {}).get("eos_token_id")
+            ends = text_config(config).get("eos_token_id")
         # Only processors read this file, in which some models have their template.
         legacy = source.path / "chat_template.json"
         if not extra and legacy.exists():

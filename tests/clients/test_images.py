@@ -333,3 +333,21 @@ def test_text_only_serves_without_images(tmp_path: Path) -> None:
                     await _chat(client, _part(picture(1)))
 
         asyncio.run(ask())
+
+
+def test_a_model_without_chat_template(tmp_path: Path) -> None:
+    model = vision_dir(tmp_path, "deepseek_vl_v2")
+    settings = json.loads((model / "tokenizer_config.json").read_text())
+    del settings["chat_template"]
+    (model / "tokenizer_config.json").write_text(json.dumps(settings))
+    with serving(tmp_path, str(model), "--served-model-name", NAME) as server:
+
+        async def ask() -> None:
+            async with server.client() as client:
+                reply = await _chat(client, _part(picture(1, 16, 16)), _text("What?"))
+                # BOS, a view and a tile, two tokens for roles, and the rest of mlx-vlm's format.
+                assert reply.usage.prompt_tokens == 1 + 13 + 2 + len(": \nWhat?\n\n:")
+                reply = await _chat(client, *[_part(picture(1))] * 3)
+                assert reply.usage.prompt_tokens == 1 + 3 * 13 + 2 + len(": \n\n\n\n\n:")
+
+        asyncio.run(ask())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,16 @@ from chairlift.api.text.template import Rendering
 from chairlift.api.text.vocabulary import Vocabulary
 from chairlift.engine.errors import RequestError
 from chairlift.engine.messages import ImagePrompt
-from chairlift.engine.model.vision.processor import load_processor, mark_of, prepare
+from chairlift.engine.model.vision.processors.loading import load_processor
+from chairlift.engine.model.vision.processors.marks import Mark
+from chairlift.engine.model.vision.processors.processor import mark_of, prepare
 from chairlift.engine.workers.job import Fixture, Job, TooExpensive
 from chairlift.engine.workers.pool import Workers
 
 # The time for the images of one request. The processor takes a second for a photograph.
 SECONDS = 20.0
+# The types of a content part that is an image, in templates.
+_PART_TYPES = ("image", "image_url")
 
 
 class Vision:
@@ -46,8 +51,9 @@ class Vision:
         self._loader = loader
         arguments = (str(folder), model_type, trust_remote_code)
         self._processor = Fixture(lambda: (load_processor, arguments))
-        self._mark: str | None = None
-        self._takes_parts: bool | None = None
+        self._mark: Mark | None = None
+        # The type of a content part that is an image, for the template; "" if it takes texts only.
+        self._part_type: str | None = None
 
     async def prepare(
         self, rendering: Rendering, references: Sequence[ImageReference]
@@ -67,22 +73,29 @@ class Vision:
         """The rendering with its images in the form that the template takes."""
         if self._mark is None:
             self._mark = await self._run(mark_of)
-        if self._takes_parts is None:
-            self._takes_parts = await self._template_takes_parts(self._mark)
-        if self._takes_parts:
-            return rendering
-        mark = self._mark
-        return rendering._replace(messages=[_with_marks(each, mark) for each in rendering.messages])
+        if self._part_type is None:
+            self._part_type = await self._taken_type(self._mark)
+        numbers = count(1)
+        messages = [
+            _with_parts(each, self._part_type)
+            if self._part_type
+            else _with_marks(each, self._mark, numbers)
+            for each in rendering.messages
+        ]
+        return rendering._replace(messages=messages)
 
-    async def _template_takes_parts(self, mark: str) -> bool:
-        """Whether the template writes a mark for a content part that is an image."""
-        content = [{"type": "image"}, {"type": "text", "text": "x"}]
-        trial = Rendering([{"role": "user", "content": content}], [], True, False, {})
-        try:
-            text = await self._vocabulary.render_text(trial)
-        except RequestError:
-            return False
-        return text.count(mark) == 1 and "'type'" not in text
+    async def _taken_type(self, mark: Mark) -> str:
+        """The type of a content part for which the template writes a mark; "" for none."""
+        for part_type in _PART_TYPES:
+            content = [{"type": part_type}, {"type": "text", "text": "x"}]
+            trial = Rendering([{"role": "user", "content": content}], [], True, False, {})
+            try:
+                text = await self._vocabulary.render_text(trial)
+            except RequestError:
+                continue
+            if mark.count(text) == 1 and "'type'" not in text:
+                return part_type
+        return ""
 
     async def _run(self, function: Any, *arguments: Any) -> Any:
         try:
@@ -91,9 +104,19 @@ class Vision:
             raise RequestError(f"messages: preparing the images {error}", "messages") from error
 
 
-def _with_marks(message: Mapping[str, Any], mark: str) -> dict[str, Any]:
-    """A message whose content is a text, with ``mark`` in the place of each image."""
+def _with_parts(message: Mapping[str, Any], part_type: str) -> dict[str, Any]:
+    """A message whose images are content parts of this type."""
     content = message["content"]
     if not isinstance(content, str):
-        content = "".join(mark if p["type"] == "image" else p["text"] for p in content)
+        content = [p if p["type"] == "text" else {"type": part_type} for p in content]
+    return {**message, "content": content}
+
+
+def _with_marks(message: Mapping[str, Any], mark: Mark, numbers: Iterator[int]) -> dict[str, Any]:
+    """A message whose content is a text, with a mark in the place of each image."""
+    content = message["content"]
+    if not isinstance(content, str):
+        content = "".join(
+            p["text"] if p["type"] == "text" else mark.in_message(next(numbers)) for p in content
+        )
     return {**message, "content": content}

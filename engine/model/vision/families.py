@@ -33,6 +33,7 @@ class Family:
         has_plane: an image's tokens also have positions in height and width.
         has_table: tokens' embeddings are those of the embedding layer. Others have them from
             ``get_input_embeddings``.
+        listed: parameters that are lists of numbers.
     """
 
     positions: Literal["place", "grid", "equal", "xdrope", "canvas", "block", "prompt"] = "place"
@@ -47,6 +48,7 @@ class Family:
     together: Literal["image", "block", "prompt"] | None = None
     has_plane: bool = False
     has_table: bool = False
+    listed: frozenset[str] = frozenset()
 
 
 _PLAIN = Family()
@@ -56,7 +58,7 @@ _DEEPSTACK = Family("grid", deepstack="qwen3_vl")
 _ONE = Family(tokens="one")
 _ANY = Family(tokens="any")
 _SEQ_MASK = Family(derived="images_seq_mask")
-_BEHIND_FIRST = Family(lead=1)
+_BEHIND_FIRST = Family(lead=1, listed=frozenset({"num_crops", "crop_layouts"}))
 _TOGETHER = Family(together="image")
 
 FAMILIES = {
@@ -136,51 +138,40 @@ FAMILIES = {
 }
 
 
-# The engine computes these, but no worker makes their prompts: their processors are called
-# differently, return other numbers of tokens, or need a model's files that do not exist here.
-UNPREPARED = frozenset(
+# The engine computes these, but no worker makes their prompts: mlx-vlm has no processor of theirs,
+# or runs code that it downloads.
+UNPREPARED = frozenset({"llmjpvl", "moondream2", "youtu_vl"})
+# Other names that configs have for types.
+ALIASES = {
+    "GOT": "got",
+    "bunny-llama": "llava_bunny",
+    "cohere2_vision": "aya_vision",
+    "granite-vision": "granite_vision",
+    "inkling_mm_model": "inkling",
+    "jvlm": "jina_vlm",
+    "lfm2-vl": "lfm2_vl",
+    "llava-qwen2": "llava_bunny",
+    "llava_qwen2": "fastvlm",
+    "nemotron_h_omni": "nemotron_h_nano_omni",
+    "nemotronh_nano_omni_reasoning_v3": "nemotron_h_nano_omni",
+    "phi4-siglip": "phi4_siglip",
+    "unlimited-ocr": "unlimited_ocr",
+}
+# All models of these types see, and the configs of most have no "vision_config".
+ALWAYS_SEE = frozenset(
     {
-        "deepseek_v41",
-        "deepseek_vl_v2",
-        "deepseekocr",
-        "deepseekocr_2",
-        "ernie4_5_moe_vl",
         "falcon_ocr",
         "fastvlm",
-        "gemma4_unified",
         "got",
-        "granite_vision",
-        "hunyuan_vl",
-        "jina_vlm",
-        "kimi_vl",
         "llava_bunny",
-        "llava_next",
-        "llmjpvl",
-        "mimo_v2",
-        "minicpmo",
-        "minicpmv4_6",
-        "minicpmv4_7",
         "molmo",
         "molmo2",
-        "moondream2",
         "moondream3",
-        "multi_modality",
         "phi3_v",
         "phi4_siglip",
         "phi4mm",
-        "plamo2vl",
-        "unlimited_ocr",
-        "youtu_vl",
     }
 )
-# Other names that configs have for types.
-ALIASES = {
-    "cohere2_vision": "aya_vision",
-    "inkling_mm_model": "inkling",
-    "lfm2-vl": "lfm2_vl",
-    "nemotron_h_omni": "nemotron_h_nano_omni",
-    "nemotronh_nano_omni_reasoning_v3": "nemotron_h_nano_omni",
-}
 
 
 def vision_type(config: Mapping[str, Any]) -> str | None:
@@ -190,7 +181,10 @@ def vision_type(config: Mapping[str, Any]) -> str | None:
     """
     named = config.get("model_type")
     model_type = ALIASES.get(str(named), str(named))
-    if model_type not in FAMILIES or model_type in UNPREPARED or "vision_config" not in config:
+    if model_type not in FAMILIES or model_type in UNPREPARED:
+        return None
+    parts = (config, config.get("thinker_config") or {})  # Qwen3-Omni's
+    if model_type not in ALWAYS_SEE and not any("vision_config" in part for part in parts):
         return None
     # A model with a file of its own code is mlx-lm's.
     return None if "model_file" in config else model_type

@@ -13,6 +13,7 @@ from mlx.utils import tree_unflatten
 
 from chairlift.engine.messages import PromptImage
 from chairlift.engine.model.vision.families import Family
+from chairlift.engine.model.vision.image_arrays import mlx_of, numpy_of
 
 
 class ImageInputs:
@@ -72,21 +73,23 @@ class ImageInputs:
 
     def _arrays(self, image: PromptImage) -> dict[str, Any]:
         """What the processor made of an image, by parameter: arrays, and lists of arrays."""
-        arrays = {name: numpy_of(array) for name, array in image.arrays.items()}
         vision = getattr(self._model.config, "vision_config", None)
         positions = ("position_embedding_size", "mm_posemb_size")
+        pixels = image.arrays.get("pixel_values")
         # What mlx-vlm's code indexes without a check, by parameter.
         sizes = {
             "image_input_idx": _length(image),
             "image_position_ids": max(getattr(vision, name, 0) for name in positions),
-            "image_token_pooling": math.prod(arrays.get("pixel_values", np.zeros(0)).shape[:2]),
+            "num_crops": 0 if pixels is None else pixels.shape[0] + 1,
+            "image_token_pooling": 0 if pixels is None else math.prod(pixels.shape[:2]),
         }
-        for name in sizes.keys() & arrays.keys():
-            if arrays[name].max(initial=0) >= sizes[name]:
+        for name in sizes.keys() & image.arrays.keys():
+            if numpy_of(image.arrays[name]).max(initial=0) >= sizes[name]:
                 raise ValueError(f"an image's {name} are beyond what they index")
-        flat = [(name, mx.array(array)) for name, array in arrays.items()]
+        flat = [(name, mlx_of(array)) for name, array in image.arrays.items()]
         nested: dict[str, Any] = tree_unflatten(flat)
-        return nested
+        lists = {name: nested[name].tolist() for name in self._family.listed & nested.keys()}
+        return nested | lists
 
     def _derived(self, image: PromptImage) -> dict[str, Any]:
         """The parameter that says where an image's tokens are."""
@@ -118,11 +121,6 @@ def _record(arrays: Mapping[str, mx.array]) -> SimpleNamespace:
 def places_in_span(image: PromptImage) -> mx.array:
     """Which tokens of its span are the image's."""
     return mx.array(image.places) - image.places[0]
-
-
-def numpy_of(array: Any) -> np.ndarray[Any, Any]:
-    """An array of a message."""
-    return np.frombuffer(array.data, array.dtype).reshape(array.shape)
 
 
 def _length(image: PromptImage) -> int:

@@ -19,4 +19,7 @@ def load_vision_model(path: Path, model_type: str) -> VisionModel:
     # It needs the extra "vision", and takes a second.
     from mlx_vlm.utils import load_model
 
-    return VisionModel(load_model(path, lazy=True), model_type)
+    model = load_model(path, lazy=True)
+    if hasattr(model, "disable_talker"):  # Qwen3-Omni's part that speaks, which no request uses
+        model.disable_talker()
+    return VisionModel(model, model_type)

@@ -11,7 +11,7 @@ import numpy as np
 
 from chairlift.engine.messages import PromptImage
 from chairlift.engine.model.vision.families import Family
-from chairlift.engine.model.vision.image_inputs import numpy_of
+from chairlift.engine.model.vision.image_arrays import numpy_of
 from chairlift.engine.model.vision.token_inputs import Positions, TokenInputs, shifts_of
 
 
@@ -78,15 +78,17 @@ class TokenPositions:
             positions = places + mx.array(shifts)
         return positions[0] if self._axes == 1 else mx.moveaxis(positions, 0, self._family.axis)
 
-    def _grids(self, images: Sequence[PromptImage], extra: tuple[int, int] = (0, 0)) -> Any:
-        """The images' patches in time, height and width, ``[images, 3]``.
+    def _grids(self, images: Sequence[PromptImage]) -> Any:
+        """The images' patches in time, height and width, ``[images, 3]``."""
+        return np.concatenate([self._grid(image) for image in images])
+
+    def _grid(self, image: PromptImage, by_row: int = 0, by_image: int = 0) -> np.ndarray[Any, Any]:
+        """An image's patches in time, height and width, ``[1, 3]``.
 
         Args:
-            extra: further tokens of each row of patches, and of each image.
+            by_row: further tokens of each row of patches.
+            by_image: further tokens of the image.
         """
-        return np.concatenate([self._grid(image, *extra) for image in images])
-
-    def _grid(self, image: PromptImage, by_row: int, by_image: int) -> np.ndarray[Any, Any]:
         if "image_grid_thw" not in image.arrays:
             raise ValueError("an image has no grid of patches")
         grid = numpy_of(image.arrays["image_grid_thw"])
@@ -101,14 +103,18 @@ class TokenPositions:
         return grid
 
     def _xdrope(self, prompt: Sequence[int], images: Sequence[PromptImage]) -> Any:
-        positions = self._language_model.get_xdrope_input_positions(
-            list(prompt),
-            mx.array(self._grids(images, extra=(1, 2))),
-            self._config.image_token_id,
-            self._config.vision_config.spatial_merge_size,
-        )
-        # mlx-vlm computes a prompt's last token by itself, where only its place counts.
-        positions[:, -1] = len(prompt) - 1
+        """The positions of HunyuanVL's processor: place, column, row, and a fourth number.
+
+        The first and the last token of an image have their places only.
+        """
+        positions = np.tile(np.arange(len(prompt)), (self._axes, 1))
+        for image in images:
+            grid = self._grid(image, by_row=1, by_image=2)
+            width = int(grid[0, 2]) // self._config.vision_config.spatial_merge_size + 1
+            inside = slice(image.places[0] + 1, image.places[-1])
+            number = np.arange(len(image.places) - 2)
+            positions[1, inside], positions[2, inside] = number % width, number // width
+            positions[3:, inside] = 0
         return positions
 
     def _by_block(self, prompt: Sequence[int], images: Sequence[PromptImage]) -> mx.array:

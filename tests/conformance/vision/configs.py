@@ -12,19 +12,20 @@ from typing import Any
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
+from conformance.vision.tiny import Tiny
 from conformance.vision.types import TYPES
 from conformance.vision.values import MODEL, PARTS
 from conformance.weights import randomize
 
 
-def tiny_config(name: str) -> dict[str, Any]:
-    """The ``config.json`` of a tiny instance.
+def tiny_config(name: str, tiny: Tiny | None = None) -> dict[str, Any]:
+    """The ``config.json`` of a tiny instance; ``tiny`` goes before that of ``TYPES``.
 
     Raises:
         KeyError: a field without a default has no tiny value.
     """
     package = importlib.import_module(f"mlx_vlm.models.{name}")
-    overrides = TYPES[name].config
+    overrides = (tiny or TYPES[name]).config
     parts: dict[str, Any] = {}
     for part, values in PARTS.items():
         given = overrides.get(f"{part}_config", {})
@@ -47,16 +48,20 @@ def tiny_config(name: str) -> dict[str, Any]:
     return deepcopy({**flat, **own, **parts, **rest, "model_type": name})
 
 
-def tiny_model(name: str, seed: int = 0) -> Any:
-    """A random instance in float32, evaluated; the same seed, the same weights."""
+def tiny_model(name: str, seed: int = 0, tiny: Tiny | None = None) -> Any:
+    """A random instance in float32, evaluated; the same seed, the same weights.
+
+    ``tiny`` goes before that of ``TYPES``.
+    """
     from mlx_vlm.utils import update_module_configs
 
     package = importlib.import_module(f"mlx_vlm.models.{name}")
-    code = TYPES[name].code or name
-    for path, value in TYPES[name].constants.items():
+    tiny = tiny or TYPES[name]
+    for path, value in tiny.constants.items():
         owner, _, constant = path.rpartition(".")
-        setattr(pkgutil.resolve_name(f"mlx_vlm.models.{code}.{owner}"), constant, value)
-    config = tiny_config(name)
+        module = f"mlx_vlm.models.{tiny.code or name}.{owner}"
+        setattr(pkgutil.resolve_name(module), constant, value)
+    config = tiny_config(name, tiny)
     parsed = package.ModelConfig.from_dict(config)
     parsed = update_module_configs(parsed, package, config, list(PARTS))
     mx.random.seed(seed)  # for parameters that a model draws itself

@@ -5,7 +5,7 @@ from __future__ import annotations
 from support.vision.tiny_vision import CONFIGS
 
 from conformance.vision.forms import grid
-from conformance.vision.special_forms import plane, sized
+from conformance.vision.special_forms import framed, plane, sized
 from conformance.vision.tiny import Tiny
 from conformance.vision.values import END_ID, HIDDEN, IMAGE_ID, PATCH, START_ID, VISION_HIDDEN
 
@@ -92,10 +92,15 @@ TYPES = {
         },
     ),
     "hunyuan_vl": Tiny(
-        grid(3 * PATCH * PATCH, by_row=1, by_image=2, most=1),
+        framed(3 * PATCH * PATCH),
         {
             "text_config": {
-                "rope_scaling": {"alpha": 10.0, "type": "xdrope", "xdrope_section": [2, 2, 2, 2]},
+                "rope_scaling": {
+                    "alpha": 10.0,
+                    "factor": 1.0,
+                    "type": "xdrope",
+                    "xdrope_section": [2, 2, 2, 2],
+                },
                 "attention_head_dim": 16,
             },
             "vision_config": {"max_image_size": 64},

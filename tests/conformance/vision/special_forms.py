@@ -5,9 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 
-from conformance.vision.forms import Arrays, Draw, Form, concatenated, square
+from conformance.vision.forms import Arrays, Draw, Form, concatenated, grid, square
 from conformance.vision.values import END_ID, IMAGE_ID, MERGE, PATCH, SIDE
 
 
@@ -242,6 +243,31 @@ def plane(before: tuple[int, ...]) -> Form:
         return {"pixel_values": pixels, "image_grid_hw": grid}, height * width
 
     return Form(make, most=1, before=before)
+
+
+def framed(patch: int) -> Form:
+    """One image of any size, with a token more for each row, and for both of its ends."""
+
+    def records(arrays: Arrays) -> Arrays:
+        if not arrays:
+            return {}
+        is_image = np.array(arrays.pop("is_image"))
+        height, width = (int(side) // MERGE for side in arrays["image_grid_thw"][0, 1:])
+        positions = np.tile(np.arange(len(is_image)), (4, 1))
+        inside = np.flatnonzero(is_image)[1:-1]
+        positions[1, inside] = np.tile(np.arange(width + 1), height)
+        positions[2, inside] = np.repeat(np.arange(height), width + 1)
+        positions[3, inside] = 0
+        return arrays | {"position_ids": mx.array(positions[None])}
+
+    return grid(
+        patch,
+        by_row=1,
+        by_image=2,
+        most=1,
+        derived=lambda tokens: {"is_image": np.array([token == IMAGE_ID for token in tokens])},
+        records=records,
+    )
 
 
 def image_types(tokens: list[int]) -> Arrays:

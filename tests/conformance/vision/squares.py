@@ -31,7 +31,12 @@ TYPES = {
     ),
     "fastvlm": Tiny(
         square(1, 64, contracted=1, most=1),
-        {"text_config": {"model_type": "qwen2"}, "mm_hidden_size": 3072},
+        # Twice the last width of the tower.
+        {"text_config": {"model_type": "qwen2"}, "mm_hidden_size": 256},
+        {
+            "config.VisionConfig.layers": [1] * 5,
+            "config.VisionConfig.embed_dims": [8, 16, 32, 64, 128],
+        },
     ),
     "gemma3": Tiny(square(4), CONFIGS["gemma3"]),
     "gemma4": Tiny(

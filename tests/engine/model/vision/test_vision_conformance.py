@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 from conformance.vision.check import TOP, Solo, check, difference
 from conformance.vision.configs import tiny_model
@@ -101,12 +102,14 @@ def test_an_image_that_must_be_whole_and_is_too_long_is_refused() -> None:
         ("gemma4_unified", "image_position_ids"),
         ("molmo", "image_input_idx"),
         ("molmo2", "image_token_pooling"),
+        ("moondream3", "num_crops"),
     ],
 )
 def test_indices_beyond_what_they_index_are_refused(model_type: str, name: str) -> None:
     prompt = random_prompt(TYPES[model_type].form, random.Random(0), 1, [1])
     (image,) = prompt.images
-    indices = numpy_of(image.arrays[name]) + 1_000_000
+    one = Array("int64", (1,), np.ones(1, np.int64).tobytes())
+    indices = numpy_of(image.arrays.get(name, one)) + 1_000_000
     bad = Array(str(indices.dtype), indices.shape, indices.tobytes())
     images = (PromptImage(image.digest, image.places, {**image.arrays, name: bad}),)
     bench = Bench(_served(model_type))

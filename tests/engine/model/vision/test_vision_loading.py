@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from conformance.vision.configs import tiny_model
+from conformance.vision.types import TYPES
+from mlx.utils import tree_flatten
 from support.paths import ROOT
-from support.vision.tiny_vision import CONFIGS
-from support.vision.vision_dir import PROCESSORS, vision_dir
+from support.tiny import EOS_ID
+from support.vision.processors.plain import PLAIN_PROCESSORS
+from support.vision.tiny_vision import CONFIGS, VOCAB_SIZE
+from support.vision.vision_dir import vision_dir
 
+from chairlift.cache.quantized import Quantization
 from chairlift.engine.errors import UnsupportedModel
 from chairlift.engine.hub.source import ModelSource
+from chairlift.engine.hub.weights import weight_size
 from chairlift.engine.model import architecture
 from chairlift.engine.model.loader import load_model
+from chairlift.engine.model.probe import probe
 from chairlift.engine.model.tokenizer import load_tokenizer
-from chairlift.engine.model.vision.families import ALIASES, FAMILIES, UNPREPARED, vision_type
+from chairlift.engine.model.vision.families import (
+    ALIASES,
+    ALWAYS_SEE,
+    FAMILIES,
+    UNPREPARED,
+    vision_type,
+)
 from chairlift.engine.model.vision.model import VisionModel
 
 
@@ -32,6 +47,37 @@ def test_a_model_that_sees_is_served_with_or_without_images(
     assert isinstance(loaded.model, VisionModel) is not text_only
     assert (loaded.architecture, loaded.dtype) == ("qwen2_vl", "float32")
     assert loaded.max_context == 4096
+
+
+def test_a_model_whose_parts_are_nested_is_served_with_images(tmp_path: Path) -> None:
+    path = vision_dir(tmp_path, "qwen3_omni_moe")
+    file = path / "config.json"
+    config = json.loads(file.read_text())
+    names = ("model_type", "thinker_config", "talker_config", "code2wav_config")
+    nested = {name: config[name] for name in names}
+    nested["thinker_config"]["text_config"]["eos_token_id"] = EOS_ID
+    file.write_text(json.dumps(nested))
+    loaded = load_model(_source(path), "auto")
+    assert isinstance(loaded.model, VisionModel)
+    assert loaded.max_context == 4096
+    # Not those that speak.
+    assert loaded.weight_bytes < (path / "model.safetensors").stat().st_size * 2 / 3
+    assert {name.split(".")[1] for name, _ in tree_flatten(loaded.model.parameters())} == {
+        "thinker"
+    }
+    assert load_tokenizer(_source(path)).eos_token_ids == {EOS_ID}
+    assert weight_size(_source(path), "auto", on_cpu=True).vocabulary == VOCAB_SIZE
+
+
+def test_caches_that_cannot_be_quantized_are_refused_at_start() -> None:
+    """A layer of Qwen4 caches three numbers of each token beside the keys of its indexer."""
+    config = TYPES["qwen4_exp"].config
+    text = config["text_config"] | {"head_dim": 32, "indexer_head_dim": 32}
+    tiny = replace(TYPES["qwen4_exp"], config={**config, "text_config": text})
+    model = VisionModel(tiny_model("qwen4_exp", tiny=tiny), "qwen4_exp")
+    refused = "qwen4_exp cannot be served with --kv-bits: a KV group of 32 does not divide the"
+    with pytest.raises(UnsupportedModel, match=refused):
+        probe(model, "qwen4_exp", Quantization(8, 32))
 
 
 def test_without_the_extra_it_is_served_without_images(
@@ -58,8 +104,12 @@ def test_only_known_types_with_images_see() -> None:
     for model_type in FAMILIES.keys() - UNPREPARED:
         config = {"model_type": model_type, "vision_config": {}}
         assert vision_type(config) == model_type
-        assert vision_type({"model_type": model_type}) is None
+        nested = {"thinker_config": {"vision_config": {}}}
+        assert vision_type({"model_type": model_type, **nested}) == model_type
+        without = vision_type({"model_type": model_type})
+        assert without == (model_type if model_type in ALWAYS_SEE else None)
         assert vision_type({**config, "model_file": "model.py"}) is None
+    assert FAMILIES.keys() - UNPREPARED >= ALWAYS_SEE
     for name, model_type in ALIASES.items():
         assert vision_type({"model_type": name, "vision_config": {}}) == model_type
     for model_type in ("llama", None, *UNPREPARED):
@@ -69,7 +119,7 @@ def test_only_known_types_with_images_see() -> None:
 def test_the_guide_has_all_types() -> None:
     guide = (ROOT / "docs" / "guides" / "vision.md").read_text()
     assert [model_type for model_type in FAMILIES if f"`{model_type}`" not in guide] == []
-    assert CONFIGS.keys() == PROCESSORS.keys() <= FAMILIES.keys()
+    assert CONFIGS.keys() == PLAIN_PROCESSORS.keys() <= FAMILIES.keys()
     assert FAMILIES.keys() >= UNPREPARED
 
 

@@ -1,0 +1,1 @@
+"""mlx-vlm's processors: how they are loaded and called, in worker processes."""

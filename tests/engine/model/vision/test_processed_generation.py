@@ -1,0 +1,47 @@
+"""An engine generates the tokens of mlx-vlm from what the processors make."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.engine.bench import Bench
+from support.vision.processors import PROCESSORS
+from support.vision.prompts import TinyPrompts
+
+from chairlift.engine.model import attention
+from chairlift.engine.model.vision.families import Family, family_of
+from chairlift.engine.model.vision.processors.processing import Processing, processing_of
+
+# Types that are called, or whose processors are, in a way of their own. PaliGemma is compared
+# elsewhere: mlx-vlm's ``generate_step`` leaves out the mask by which its tokens see each other.
+TYPES = [
+    name
+    for name in PROCESSORS
+    if (family_of(name), processing_of(name)) != (Family(), Processing()) and name != "paligemma"
+]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("model_type", TYPES)
+def test_an_engine_generates_the_tokens_of_mlx_vlm(tmp_path: Path, model_type: str) -> None:
+    from mlx_vlm.generate.ar import generate_step
+    from mlx_vlm.utils import load_model
+
+    tiny = TinyPrompts(tmp_path, model_type)
+    attention.install(tiny.model)
+    bench, expected = Bench(tiny.model, tokens=1024, bands=2), []
+    for numbers in ([0], [3, 1, 0] if processing_of(model_type).most is None else [3]):
+        text = tiny.text(len(numbers))
+        tokens, images = tiny.prepared(numbers)
+        bench.submit(str(len(expected)), tokens, 6, reading={"images": images})
+        inputs = tiny.inputs(text, tiny.pictures(numbers))
+        ids, pixels = inputs.pop("input_ids"), inputs.pop("pixel_values", None)
+        mask = inputs.pop("attention_mask", None)
+        # With a size, mlx-vlm's Zaya fails.
+        settings = {"max_tokens": 6, "temperature": 0.0, "prefill_step_size": None}
+        steps = generate_step(ids, load_model(tiny.path), pixels, mask, **settings, **inputs)
+        expected.append([int(token) for token, _ in steps])
+    bench.drain()
+    assert [bench.tokens(str(number)) for number in range(len(expected))] == expected
