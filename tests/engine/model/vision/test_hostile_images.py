@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.engine.bench import Bench
@@ -45,6 +46,7 @@ def _resized(grid: np.ndarray[Any, Any], numbers: list[int]) -> Array:
     return Array("int64", grid.shape, grid.tobytes())
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 2**32), st.lists(_NUMBERS, max_size=6))
 def test_an_engine_survives_any_image(seed: int, numbers: list[int]) -> None:

@@ -44,6 +44,7 @@ def _tiny(folder: Path, model_type: str) -> TinyPrompts:
     return TinyPrompts(folder, model_type)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model_type", "size"), SIZED)
 def test_embeddings_are_those_of_mlx_vlm(
     folder: Path, model_type: str, size: tuple[int, int]
@@ -53,6 +54,7 @@ def test_embeddings_are_those_of_mlx_vlm(
     tiny.assert_embeddings_are_those_of_mlx_vlm(tiny.text(1), pictures)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", SEVERAL)
 def test_embeddings_of_several_images_are_those_of_mlx_vlm(folder: Path, model_type: str) -> None:
     tiny = _tiny(folder, model_type)
@@ -60,6 +62,7 @@ def test_embeddings_of_several_images_are_those_of_mlx_vlm(folder: Path, model_t
     tiny.assert_embeddings_are_those_of_mlx_vlm(tiny.text(len(numbers)), tiny.pictures(numbers))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", SEVERAL)
 def test_several_images_are_each_as_alone(folder: Path, model_type: str) -> None:
     tiny = _tiny(folder, model_type)

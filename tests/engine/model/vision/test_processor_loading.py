@@ -25,6 +25,7 @@ def _change(file: Path, **values: Any) -> None:
     file.write_text(json.dumps({**json.loads(file.read_bytes()), **values}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", PROCESSORS)
 def test_a_tokenizer_adds_no_tokens_to_a_rendered_template(tmp_path: Path, model_type: str) -> None:
     tiny = TinyPrompts(tmp_path, model_type)

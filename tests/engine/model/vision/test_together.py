@@ -70,6 +70,7 @@ def test_an_attention_of_the_models_own_sees_the_whole_prompt(
     assert difference(bench, "1", _solo(_prompt(3, images=0), 8)) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model_type", "swap"), [("falcon_ocr", 0), ("paligemma", 0), ("paligemma", 1 << 24)]
 )

@@ -26,6 +26,7 @@ def _served(model_type: str) -> VisionModel:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model_type",
     [

@@ -263,6 +263,7 @@ def test_an_image_is_encoded_between_steps_of_running_rows() -> None:
     assert bench.tokens("runs") == _solo("llava", ([5, 6, 7], ()), 60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", CONFIGS)
 def test_an_image_is_encoded_a_few_layers_at_a_time(
     model_type: str, monkeypatch: pytest.MonkeyPatch
