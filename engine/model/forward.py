@@ -111,11 +111,6 @@ def packed_tokens(rows: int, chunks: Seq[Chunk], lengths: Seq[int], tail: int = 
     return PackedTokens(new + [0] * tail, places, positions, sampled, scored)
 
 
-def padded_positions(packed: PackedTokens, size: int) -> list[int]:
-    """``packed.positions``, with zeros behind them: ``size`` numbers."""
-    return packed.positions + [0] * (size - len(packed.positions))
-
-
 class Forward:
     """Calls a model; builds graphs only, unless the model is eager.
 

@@ -28,7 +28,6 @@ from chairlift.engine.model.forward import (
     Outcome,
     PackedTokens,
     packed_tokens,
-    padded_positions,
 )
 from chairlift.engine.model.head import Head
 from chairlift.engine.model.lora_routing import Run, Slot
@@ -137,7 +136,7 @@ class PagedForward(Forward):
         runs = [*runs, *(Run(chunk.adapter, len(chunk.tokens)) for chunk in chunks)]
         more = [packed.new + [0] * padding, []]
         if any(chunk.choices for chunk in chunks):
-            more[1] = padded_positions(packed, step_size(packed.sampled))
+            more[1] = _padded_positions(packed, step_size(packed.sampled))
         step_with = partial(paged_step, [*rows, *prompts], [], padding, 0, own, alone=True)
         with (
             _fed_step(step_with, tokens, more) as (step, fed, positions),
@@ -184,7 +183,7 @@ class PagedForward(Forward):
         plain |= any(chunk.scored or chunk.pooled for chunk in chunks)
         # Prompts' own logprobs need further logits than those of rows.
         needed = step_size(len(packed.positions)) if plain else row_limit
-        more = [packed.new, padded_positions(packed, needed)]
+        more = [packed.new, _padded_positions(packed, needed)]
         step_with = partial(paged_step, rows, new, 0, MIN_PAGES, counts, tail, row_limit)
         with (
             _fed_step(step_with, tokens, more) as (step, fed, positions),
@@ -231,6 +230,11 @@ def _fed_step(
         if sampled is not None:
             own = mx.concatenate([sampled, own]) if fed else sampled
         yield step, own[:, None], places
+
+
+def _padded_positions(packed: PackedTokens, size: int) -> list[int]:
+    """``packed.positions``, with zeros behind them: ``size`` numbers."""
+    return packed.positions + [0] * (size - len(packed.positions))
 
 
 def _outcome(logits: mx.array, packed: PackedTokens, step: PagedStep) -> Outcome:

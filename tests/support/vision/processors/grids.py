@@ -7,6 +7,20 @@ from typing import Any
 from support.vision.processors.files import ProcessorFiles
 
 _HALF = [0.5, 0.5, 0.5]
+_KIMI: dict[str, Any] = {
+    "media_proc_cfg": {
+        "in_patch_limit": 16_384,
+        "patch_size": 14,
+        "image_mean": _HALF,
+        "image_std": _HALF,
+        "merge_kernel_size": 2,
+        "patch_limit_on_one_side": 512,
+    },
+}
+_KIMI_TOKENS = dict.fromkeys(
+    ("<|media_begin|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>")
+)
+
 _QWEN: dict[str, Any] = {
     "patch_size": 4,
     "merge_size": 2,
@@ -116,42 +130,20 @@ GRID_PROCESSORS: dict[str, ProcessorFiles] = {
         names=("image_token_id",),
     ),
     "kimi_k25": ProcessorFiles(
-        {
-            "media_proc_cfg": {
-                "in_patch_limit": 16_384,
-                "patch_size": 14,
-                "image_mean": _HALF,
-                "image_std": _HALF,
-                "merge_kernel_size": 2,
-                "patch_limit_on_one_side": 512,
-            },
-        },
+        _KIMI,
         {"processor_class": "KimiK25Processor"},
         "<|media_pad|>",
         "<|media_begin|>image<|media_content|><|media_pad|><|media_end|>",
-        tokens=dict.fromkeys(
-            ("<|media_begin|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>")
-        ),
+        tokens=_KIMI_TOKENS,
         parts={"vision_config": {"patch_size": 14}},
         names=("media_placeholder_token_id",),
     ),
     "kimi_k3": ProcessorFiles(
-        {
-            "media_proc_cfg": {
-                "in_patch_limit": 16_384,
-                "patch_size": 14,
-                "image_mean": _HALF,
-                "image_std": _HALF,
-                "merge_kernel_size": 2,
-                "patch_limit_on_one_side": 512,
-            },
-        },
+        _KIMI,
         {"processor_class": "KimiK3Processor"},
         "<|media_pad|>",
         "<|kimi_image_placeholder|>",
-        tokens=dict.fromkeys(
-            ("<|media_begin|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>")
-        ),
+        tokens=_KIMI_TOKENS,
         parts={"vision_config": {"patch_size": 14}},
         names=("media_placeholder_token_id",),
     ),

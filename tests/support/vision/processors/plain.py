@@ -22,6 +22,18 @@ _QWEN: dict[str, Any] = {
     "min_pixels": 64,
     "max_pixels": 1024,
 }
+_PIXTRAL_IMAGES: dict[str, Any] = {
+    "image_processor_type": "PixtralImageProcessor",
+    "size": {"longest_edge": 16},
+    "patch_size": {"height": 4, "width": 4},
+}
+_PIXTRAL: dict[str, Any] = {
+    "processor_class": "PixtralProcessor",
+    "image_token": "[IMG]",
+    "image_break_token": "[IMG_BREAK]",
+    "image_end_token": "[IMG_END]",
+    "patch_size": 4,
+}
 _QWEN_MARK = "<|vision_start|><|image_pad|><|vision_end|>"
 
 PLAIN_PROCESSORS: dict[str, ProcessorFiles] = {
@@ -65,33 +77,17 @@ PLAIN_PROCESSORS: dict[str, ProcessorFiles] = {
         "<image>",
     ),
     "pixtral": ProcessorFiles(
+        _PIXTRAL_IMAGES,
         {
-            "image_processor_type": "PixtralImageProcessor",
-            "size": {"longest_edge": 16},
-            "patch_size": {"height": 4, "width": 4},
-        },
-        {
-            "processor_class": "PixtralProcessor",
-            "image_token": "[IMG]",
-            "image_break_token": "[IMG_BREAK]",
-            "image_end_token": "[IMG_END]",
-            "patch_size": 4,
+            **_PIXTRAL,
         },
         "[IMG]",
         "[IMG]",
     ),
     "mistral3": ProcessorFiles(
+        _PIXTRAL_IMAGES,
         {
-            "image_processor_type": "PixtralImageProcessor",
-            "size": {"longest_edge": 16},
-            "patch_size": {"height": 4, "width": 4},
-        },
-        {
-            "processor_class": "PixtralProcessor",
-            "image_token": "[IMG]",
-            "image_break_token": "[IMG_BREAK]",
-            "image_end_token": "[IMG_END]",
-            "patch_size": 4,
+            **_PIXTRAL,
             "spatial_merge_size": 2,
         },
         "[IMG]",
