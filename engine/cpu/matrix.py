@@ -11,13 +11,13 @@ from typing import NamedTuple, Protocol
 
 import mlx.core as mx
 
-from chairlift.engine.cpu import bf16_matmul, blas_matmul
-from chairlift.engine.cpu.compiled import compiled_matmul
+from chairlift.engine.cpu import blas_matmul
+from chairlift.engine.cpu.compiled import amx_matmul, compiled_matmul
 from chairlift.engine.cpu.gemm import Floats
 
 # Up to so many tokens, reading the weights takes longer than multiplying.
 FEW_TOKENS = 64
-# The compiled kernel multiplies as fast as a BLAS, and is disturbed less by other processes.
+# Compiled kernels multiply at least as fast as a BLAS, and are disturbed less by other processes.
 MANY_TOKENS = 4096
 
 
@@ -58,12 +58,12 @@ class Backend(NamedTuple):
 
 def backends() -> list[Backend]:
     """Those that this machine has, the fastest first."""
-    amx = Backend("AMX", bf16_matmul.AmxMatrix, True, FEW_TOKENS, copy_bytes=(2, 2))
+    amx = Backend("AMX", amx_matmul.AmxMatrix, True, MANY_TOKENS, copy_bytes=(2, 2))
     compiled = Backend(
         *("compiled kernel", compiled_matmul.CompiledMatrix, False, MANY_TOKENS), copy_bytes=(2, 4)
     )
     blas = Backend("BLAS", blas_matmul.BlasMatrix, False, FEW_TOKENS, copy_bytes=(0, 0))
-    modules = ((bf16_matmul, amx), (compiled_matmul, compiled), (blas_matmul, blas))
+    modules = ((amx_matmul, amx), (compiled_matmul, compiled), (blas_matmul, blas))
     return [backend for module, backend in modules if module.available()]
 
 

@@ -22,6 +22,13 @@ def view(array: mx.array) -> NDArray[Any]:
     return np.array(array, copy=False)
 
 
+def aligned(size: int) -> NDArray[np.uint8]:
+    """Uninitialized memory of ``size`` bytes, at an address that is a multiple of 64."""
+    memory = np.empty(size + 63, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + size]
+
+
 def swiglu(gates: Floats, others: Floats) -> Floats:
     """``silu(gates) * others``, for ``[tokens, numbers]``."""
     result = np.empty(gates.shape, np.float32)
@@ -90,12 +97,12 @@ class Scratch(threading.local):
     """
 
     def __init__(self) -> None:
-        self._memory = np.empty(0, np.uint8)
+        self._memory = aligned(0)
 
     def array(self, dtype: type[Any], *shape: int) -> NDArray[Any]:
-        """An uninitialized array of this type and shape."""
+        """An uninitialized array of this type and shape; its address is a multiple of 64."""
         size = np.dtype(dtype).itemsize * math.prod(shape)
         if size > self._memory.size:
-            self._memory = np.empty(size, np.uint8)
+            self._memory = aligned(size)
         memory: NDArray[Any] = self._memory[:size].view(dtype).reshape(shape)
         return memory

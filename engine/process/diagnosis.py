@@ -88,7 +88,7 @@ def speed_advice(blas: BlasReport) -> tuple[str, ...]:
 def _cpu(blas: BlasReport) -> Iterator[Finding]:
     if sys.platform == "linux":
         yield _blas(blas.name, blas.warning)
-        yield _matrix_units(blas.name)
+        yield _matrix_units()
     yield _cores()
 
 
@@ -128,22 +128,19 @@ def _blas(name: str | None, warning: str | None) -> Finding:
     return Finding("BLAS", name or "MLX's own", advice)
 
 
-def _matrix_units(blas: str | None) -> Finding:
-    from chairlift.engine.cpu import bf16_matmul
-    from chairlift.engine.cpu.compiled import compiled_matmul
+def _matrix_units() -> Finding:
+    from chairlift.engine.cpu.compiled import amx_matmul, compiled_matmul
 
-    if bf16_matmul.available():
+    if amx_matmul.available():
         return Finding("matrix units", "AMX for bfloat16, used")
-    if bf16_matmul.has_units():
-        advice = (
-            "half as many bytes of weights are read if MKL computes the products: "
-            f"{install('mkl')} ({blas or 'this BLAS'} has no such products)"
-        )
-        return Finding("matrix units", "AMX for bfloat16, not used", advice)
+    lacks = find_spec("llvmlite") is None
+    if amx_matmul.has_units():
+        advice = f"a compiled kernel would multiply with them: {install('llvmlite')}"
+        return Finding("matrix units", "AMX for bfloat16, not used", advice if lacks else None)
     if compiled_matmul.available():
         return Finding("matrix units", "none; a compiled kernel multiplies")
     advice = f"a compiled kernel multiplies faster than a BLAS: {install('llvmlite')}"
-    lacks = platform.machine() == "x86_64" and find_spec("llvmlite") is None
+    lacks = lacks and platform.machine() == "x86_64"
     return Finding("matrix units", "none", advice if lacks else None)
 
 

@@ -18,6 +18,8 @@ from chairlift.api.http.event_parser import SSEParser
 CONNECT_SECONDS = 10.0
 # Limits fetching a file.
 FETCH_SECONDS = 60.0
+# Tokens that arrive within fewer seconds come from one read: they tell no speed of the model.
+SHORTEST = 0.05
 
 
 class ChatError(Exception):
@@ -56,9 +58,10 @@ class Speed:
             return "no token"
         words = [f"first token after {self.first - self.begin:.2f} s"]
         if self.tokens is not None:
-            words.insert(0, f"{self.tokens} tokens")
-            if self.tokens > 1 and self.last > self.first:
-                rate = (self.tokens - 1) / (self.last - self.first)
+            words.insert(0, f"{self.tokens} token{'s' * (self.tokens != 1)}")
+            seconds = self.last - self.first
+            if self.tokens > 1 and seconds >= SHORTEST:
+                rate = (self.tokens - 1) / seconds
                 words.append(f"then {rate:.1f} tokens/s")
         return ", ".join(words)
 

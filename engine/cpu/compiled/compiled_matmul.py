@@ -16,7 +16,7 @@ from chairlift.engine.cpu import worker_threads
 from chairlift.engine.cpu.compiled import llvm_kernel
 from chairlift.engine.cpu.compiled.llvm_attention import COUNTER_BYTES
 from chairlift.engine.cpu.gemm import Floats
-from chairlift.engine.cpu.views import Scratch, view
+from chairlift.engine.cpu.views import Scratch, aligned, view
 
 # Products of fewer numbers end before another thread has begun.
 MIN_SHARED = 1 << 17
@@ -114,12 +114,11 @@ def _packed(numbers: NDArray[Any], panels: int, width: int) -> NDArray[Any]:
     """
     outputs, inputs = numbers.shape
     size = panels * inputs * width * numbers.itemsize
-    memory = np.zeros(size + 63, np.uint8)
-    start = -memory.ctypes.data % 64
-    packed = memory[start : start + size].view(numbers.dtype).reshape(panels, inputs, width)
+    packed = aligned(size).view(numbers.dtype).reshape(panels, inputs, width)
     whole = outputs // width
     packed[:whole] = numbers[: whole * width].reshape(whole, width, inputs).swapaxes(1, 2)
     if whole < panels:
+        packed[whole] = 0
         packed[whole, :, : outputs - whole * width] = numbers[whole * width :].T
     return packed
 

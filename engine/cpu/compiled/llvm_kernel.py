@@ -9,14 +9,13 @@ identical to the last bit whichever tokens are multiplied beside it.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import platform
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from chairlift.engine.cpu.compiled import llvm_attention, llvm_row_attention
-from chairlift.engine.cpu.compiled.compiled_code import cached
+from chairlift.engine.cpu.compiled.host_compiler import host_compiler
 from chairlift.engine.cpu.compiled.llvm_attention import WIDE
 
 # Inputs whose weights in a panel stay in the L1 or L2 cache while all tokens are multiplied.
@@ -41,7 +40,6 @@ class Kernel(NamedTuple):
         transposed: see ``llvm_attention``.
         plain: see ``llvm_attention``.
         rows: see ``llvm_row_attention``.
-        engine: owns the code's memory.
     """
 
     lanes: int
@@ -51,7 +49,6 @@ class Kernel(NamedTuple):
     transposed: Callable[..., int]
     plain: Callable[..., int]
     rows: Callable[..., int]
-    engine: Any
 
 
 class _Registers(NamedTuple):
@@ -69,40 +66,11 @@ def available() -> bool:
 @functools.cache
 def compiled() -> Kernel | None:
     """The kernel for this CPU; None if it is not ``available``."""
-    try:
-        import llvmlite
-        import llvmlite.binding as llvm
-    except ImportError:
+    compiler = host_compiler()
+    registers = None if compiler is None else _registers(compiler.features)
+    if compiler is None or registers is None:
         return None
-    features = llvm.get_host_cpu_features()
-    registers = _registers(features)
-    if registers is None:
-        return None
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    cpu = {"cpu": llvm.get_host_cpu_name(), "features": features.flatten(), "opt": 3}
-    target = llvm.Target.from_default_triple().create_target_machine(**cpu)
-
-    def compile_source(source: str) -> bytes:
-        module = llvm.parse_assembly(source)
-        module.verify()
-        code: bytes = target.emit_object(module)
-        return code
-
-    compiler = f"{llvmlite.__version__} {llvm.llvm_version_info} {target.triple} {cpu}"
-    code = cached(compile_source, _source(registers), compiler)
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), target)
-    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
-    engine.finalize_object()
-    size, address = ctypes.c_int64, ctypes.c_void_p
-
-    def function(name: str, addresses: int, sizes: int) -> Callable[..., int]:
-        # Behind a function's own arguments: the number of parts, the share, and the counters.
-        types = [*[address] * addresses, *[size] * (sizes + 2), address]
-        prototype = ctypes.CFUNCTYPE(size, *types)
-        compiled_function: Callable[..., int] = prototype(engine.get_function_address(name))
-        return compiled_function
-
+    function = compiler.compile(_source(registers)).function
     return Kernel(
         lanes=registers.lanes,
         outputs=WIDE * registers.lanes,
@@ -111,11 +79,10 @@ def compiled() -> Kernel | None:
         transposed=function("transposed", 3, 7),
         plain=function("plain", 3, 7),
         rows=function("rows", llvm_row_attention.ADDRESSES, llvm_row_attention.SIZES),
-        engine=engine,
     )
 
 
-def _registers(features: Any) -> _Registers | None:
+def _registers(features: Mapping[str, bool]) -> _Registers | None:
     if platform.machine() in ("aarch64", "arm64"):
         return _Registers(lanes=4, tokens=8)
     if not (features.get("avx2") and features.get("fma")):

@@ -42,7 +42,7 @@ async def test_a_conversation_continues_after_a_stopped_reply() -> None:
         terminal.type("One\n")
         # The escape character of a control sequence is removed.
         await terminal.shows("Hello[2J")
-        await terminal.shows("tokens/s")
+        await terminal.shows("first token after")
         await terminal.prompts()
         terminal.type("Two\n")
         await terminal.shows("xxxx")

@@ -332,3 +332,18 @@ def test_a_history_that_cannot_be_written_is_reported_and_not_needed(
     client, _ = talk("a\r", monkeypatch, tmp_path / "file")
     assert len(client.bodies) == 1
     assert "the history is not kept" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("seconds", "tokens", "text"),
+    [
+        (2.0, 21, "21 tokens, first token after 0.50 s, then 10.0 tokens/s"),
+        (0.001, 8, "8 tokens, first token after 0.50 s"),  # they came at once
+        (0.0, 1, "1 token, first token after 0.50 s"),
+        (2.0, None, "first token after 0.50 s"),
+    ],
+)
+def test_a_speed_needs_several_tokens_and_some_time(
+    seconds: float, tokens: int | None, text: str
+) -> None:
+    assert str(Speed(begin=1.0, first=1.5, last=1.5 + seconds, tokens=tokens)) == text

@@ -87,7 +87,8 @@ def test_a_conversation_by_the_keyboard_alone(page: Page) -> None:
     expect(page.locator(".message.assistant")).to_contain_text("Paris")
     note = page.locator(".note")
     expect(note).to_have_text(
-        re.compile(r" · \d+ tokens, [\d.]+ tokens/s, first after [\d.]+ m?s$")
+        # A busy machine may show all tokens at once, which tells no speed.
+        re.compile(r" · \d+ tokens(, [\d,.]+ tokens/s)?, first after [\d.]+ m?s$")
     )
     expect(page.locator("#recent tr td:nth-child(4)").first).to_have_text("200")
 

@@ -150,6 +150,22 @@ def test_a_text_that_gbodyends_like_one_rendered_at_once(page: Page) -> None:
     assert not different, "\n----\n".join(different[0])
 
 
+def test_a_speed_needs_several_tokens_and_some_time(page: Page) -> None:
+    texts: Any = page.evaluate(
+        """async () => {
+          const { speedText } = await import('/ui/chat/message.js');
+          const text = (tokens, seconds) =>
+            speedText({ tokens, about: false, gaps: tokens - 1, seconds, first: 0.5 });
+          return [text(21, 2), text(8, 0.001), text(1, 0)];
+        }"""
+    )
+    assert texts == [
+        "21 tokens, 10.0 tokens/s, first after 500 ms",
+        "8 tokens, first after 500 ms",
+        "1 token, first after 500 ms",
+    ]
+
+
 def test_long_lists_tables_and_paragraphs_keep_all_of_their_text(page: Page) -> None:
     rows = 600
     shown: Any = page.evaluate(

@@ -11,25 +11,11 @@ from mlx_lm.models import llama
 from mlx_lm.models.cache import make_prompt_cache
 
 from chairlift.engine.cpu import host_linear
-from chairlift.engine.cpu.bf16_matmul import _Workspace
 from chairlift.engine.cpu.matrix import Backend, apart
 from chairlift.engine.device import memory
 
 # The relative error of a sum of terms that are added in float32, in any order.
 TOLERANCE = 2.0**-21
-
-
-def test_three_bfloat16_pieces_sum_to_the_number() -> None:
-    x = np.random.default_rng(0).normal(size=(300, 1000)).astype(np.float32)
-    x[0, :4] = [0.0, -0.0, 1e30, 1e-30]
-    high, middle, low = _pieces(x)
-    assert np.array_equal(high + (middle + low), x)
-    assert not np.array_equal(high + middle, x)
-
-
-def test_infinity_stays_nonfinite() -> None:
-    high, middle, low = _pieces(np.full((1, 2), np.inf, np.float32))
-    assert not np.isfinite(high + (middle + low)).any()
 
 
 @pytest.mark.slow
@@ -138,12 +124,6 @@ def test_other_architectures_can_be_converted(
 def test_a_model_without_large_layers_is_not_converted(backend: Backend) -> None:
     model = _llama(width=64)
     assert not host_linear.install(model, exactly=False)
-
-
-def _pieces(x: np.ndarray) -> list[np.ndarray]:
-    workspace = _Workspace(*x.shape, 1)
-    workspace.split(x)
-    return [(piece.astype(np.uint32) << 16).view(np.float32) for piece in workspace.pieces]
 
 
 def _weight(outputs: int, inputs: int, seed: int) -> mx.array:

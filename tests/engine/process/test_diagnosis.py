@@ -6,9 +6,8 @@ import os
 
 import pytest
 
-from chairlift.engine.cpu import bf16_matmul
 from chairlift.engine.cpu.blas import BlasReport
-from chairlift.engine.cpu.compiled import compiled_matmul
+from chairlift.engine.cpu.compiled import amx_matmul, compiled_matmul
 from chairlift.engine.device import profile
 from chairlift.engine.process import diagnosis
 from chairlift.engine.process.diagnosis import diagnose, speed_advice
@@ -29,16 +28,16 @@ def test_advice_is_a_line_for_each_finding(
 
 
 def test_a_cpu_without_matrix_units_is_advised_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bf16_matmul, "available", lambda: False)
-    monkeypatch.setattr(bf16_matmul, "has_units", lambda: False)
+    monkeypatch.setattr(amx_matmul, "available", lambda: False)
+    monkeypatch.setattr(amx_matmul, "has_units", lambda: False)
     monkeypatch.setattr(diagnosis.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(compiled_matmul, "available", lambda: True)
-    assert diagnosis._matrix_units("mkl").advice is None
+    assert diagnosis._matrix_units().advice is None
     monkeypatch.setattr(compiled_matmul, "available", lambda: False)
     monkeypatch.setattr(diagnosis, "find_spec", lambda name: None)
-    assert "llvmlite" in str(diagnosis._matrix_units("mkl").advice)
+    assert "llvmlite" in str(diagnosis._matrix_units().advice)
     monkeypatch.setattr(diagnosis, "find_spec", lambda name: object())
-    assert diagnosis._matrix_units("mkl").advice is None
+    assert diagnosis._matrix_units().advice is None
 
 
 def test_advice_is_a_part_of_the_doctors(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,9 +15,12 @@ const ENDS = {
   interrupted: "interrupted",
 };
 
+// Tokens that arrive within fewer seconds come from one read: they tell no speed of the model.
+const SHORTEST = 0.05;
+
 export function speedText({ tokens, about, gaps, seconds: took, first }) {
   if (first === undefined) return "no token yet";
-  const speed = took && gaps ? `, ${pace(gaps / took)} tokens/s` : "";
+  const speed = took >= SHORTEST && gaps ? `, ${pace(gaps / took)} tokens/s` : "";
   const number = `${about ? "about " : ""}${count(tokens)} ${tokens === 1 ? "token" : "tokens"}`;
   return `${number}${speed}, first after ${seconds(first)}`;
 }

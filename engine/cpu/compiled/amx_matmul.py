@@ -1,0 +1,125 @@
+"""Products of float32 inputs with bfloat16 weights by the functions of ``llvm_amx``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from chairlift.engine.cpu.compiled.compiled_matmul import MIN_SHARED, run_shared
+from chairlift.engine.cpu.compiled.llvm_amx import (
+    INPUTS,
+    OUTPUTS,
+    PIECES,
+    ROWS,
+    TILE_BYTES,
+    compiled,
+)
+from chairlift.engine.cpu.gemm import Floats
+from chairlift.engine.cpu.views import Scratch, aligned, view
+
+# Steps of inputs that are multiplied at a time, and bytes of the pieces of the tokens that are: all
+# panels read these pieces, so they have to stay in a core's L2 cache.
+_STEPS = 48
+_PIECES_BYTES = 1 << 20
+
+
+def available() -> bool:
+    """Whether ``llvmlite`` is installed, and this process may use the CPU's matrix units."""
+    return compiled() is not None
+
+
+def has_units() -> bool:
+    """Whether this CPU has the matrix units; ``available`` says whether they are used."""
+    try:
+        return " amx_bf16 " in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+
+
+class AmxMatrix:
+    """See ``engine.cpu.matrix.Matrix``.
+
+    A token's product is identical to the last bit whichever tokens are multiplied beside it.
+
+    Args:
+        weights: ``[outputs, inputs]`` each, of bfloat16 numbers in float32.
+    """
+
+    def __init__(self, weights: Sequence[mx.array]) -> None:
+        kernel = compiled()
+        assert kernel is not None
+        self._kernel = kernel
+        self.stops = list(accumulate((len(weight) for weight in weights), initial=0))
+        self._inputs = weights[0].shape[1]
+        self._steps = -(-self._inputs // INPUTS)
+        self._panels = -(-self.stops[-1] // OUTPUTS)
+        self._packed = _packed(weights, self._panels, self._steps)
+        self._is_shared = self.stops[-1] * self._inputs >= MIN_SHARED
+
+    def __call__(self, x: Floats) -> Floats:
+        """See ``Matrix``."""
+        tokens, width = len(x), INPUTS * self._steps
+        x = np.ascontiguousarray(x) if width == self._inputs else _widened(x, width)
+        result: Floats = _products.array(
+            np.float32, -(-tokens // ROWS) * ROWS, OUTPUTS * self._panels
+        )
+        steps = min(self._steps, _STEPS)
+        pair = 2 * ROWS * steps * INPUTS * PIECES * 2
+        most = max(1, _PIECES_BYTES // pair) * 2 * ROWS
+        for start in range(0, tokens, most):
+            for step in range(0, self._steps, steps):
+                self._multiply(x[start : start + most], step, result[start:])
+        return result[:tokens, : self.stops[-1]]
+
+    def _multiply(self, x: Floats, step: int, result: Floats) -> None:
+        """Adds the products of the inputs of _STEPS steps to the result, or begins it with them."""
+        tokens, blocks = len(x), -(-len(x) // ROWS)
+        steps = min(self._steps - step, _STEPS)
+        pieces = _pieces.array(np.uint8, blocks * steps * PIECES * TILE_BYTES)
+        run_shared(
+            self._kernel.split,
+            *(x[:, step * INPUTS :].ctypes.data, pieces.ctypes.data, tokens, steps, x.shape[1]),
+            parts=blocks,
+            is_shared=tokens * steps * INPUTS >= MIN_SHARED,
+        )
+        run_shared(
+            self._kernel.multiply,
+            *(self._packed[:, step:].ctypes.data, pieces.ctypes.data, result.ctypes.data),
+            *(blocks, steps, self._steps, result.shape[1], int(not step)),
+            parts=self._panels,
+            is_shared=self._is_shared,
+        )
+
+
+def _packed(weights: Sequence[mx.array], panels: int, steps: int) -> NDArray[np.uint16]:
+    """The weights as ``llvm_amx`` reads them; zeros beyond their outputs and inputs."""
+    inputs = weights[0].shape[1]
+    stacked = np.zeros((panels * OUTPUTS, steps * INPUTS), np.uint16)
+    start = 0
+    for weight in weights:
+        # The upper half of a float32 is a bfloat16; CPUs with these units are little-endian.
+        stacked[start : start + len(weight), :inputs] = view(weight).view(np.uint16)[:, 1::2]
+        start += len(weight)
+    shape = (panels, steps, 2, INPUTS // 2, ROWS, 2)
+    packed: NDArray[np.uint16] = aligned(stacked.nbytes).view(np.uint16).reshape(shape)
+    packed[...] = stacked.reshape(panels, 2, ROWS, steps, INPUTS // 2, 2).transpose(
+        0, 3, 1, 4, 2, 5
+    )
+    return packed
+
+
+def _widened(x: Floats, width: int) -> Floats:
+    """``[tokens, inputs]`` with zeros behind the inputs."""
+    wide: Any = np.zeros((len(x), width), np.float32)
+    wide[:, : x.shape[1]] = x
+    result: Floats = wide
+    return result
+
+
+_products, _pieces = Scratch(), Scratch()

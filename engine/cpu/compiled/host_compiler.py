@@ -1,0 +1,84 @@
+"""LLVM as the compiler of functions for this CPU (the package ``llvmlite``)."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from chairlift.engine.cpu.compiled.compiled_code import cached
+
+
+class CompiledModule:
+    """The functions of one source.
+
+    Args:
+        target: LLVM's target machine.
+        code: an object file for it.
+    """
+
+    def __init__(self, target: Any, code: bytes) -> None:
+        import llvmlite.binding as llvm
+
+        # It owns the code's memory.
+        self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), target)
+        self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+        self._engine.finalize_object()
+
+    def function(self, name: str, addresses: int, sizes: int) -> Callable[..., int]:
+        """A function of ``llvm_attention.shared``, called without the interpreter's lock.
+
+        Args:
+            addresses: the number of its arguments that are addresses, which come first.
+            sizes: the number of those that are integers. Behind them are the number of parts, the
+                share of a thread and the counters.
+        """
+        size, address = ctypes.c_int64, ctypes.c_void_p
+        prototype = ctypes.CFUNCTYPE(size, *[address] * addresses, *[size] * (sizes + 2), address)
+        function: Any = prototype(self._engine.get_function_address(name))
+        function.module = self
+        callable_: Callable[..., int] = function
+        return callable_
+
+
+class HostCompiler:
+    """Compiles LLVM's language for this CPU.
+
+    Attributes:
+        features: whether the CPU has each feature, by LLVM's names.
+    """
+
+    def __init__(self) -> None:
+        import llvmlite
+        import llvmlite.binding as llvm
+
+        host = llvm.get_host_cpu_features()
+        self.features: Mapping[str, bool] = host
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        cpu = {"cpu": llvm.get_host_cpu_name(), "features": host.flatten(), "opt": 3}
+        self._target = llvm.Target.from_default_triple().create_target_machine(**cpu)
+        version = f"{llvmlite.__version__} {llvm.llvm_version_info}"
+        self._name = f"{version} {self._target.triple} {cpu}"
+
+    def compile(self, source: str) -> CompiledModule:
+        """The functions of ``source``; the code is kept for later processes."""
+        return CompiledModule(self._target, cached(self._emit, source, self._name))
+
+    def _emit(self, source: str) -> bytes:
+        import llvmlite.binding as llvm
+
+        module = llvm.parse_assembly(source)
+        module.verify()
+        code: bytes = self._target.emit_object(module)
+        return code
+
+
+@functools.cache
+def host_compiler() -> HostCompiler | None:
+    """The compiler; None without ``llvmlite``."""
+    try:
+        return HostCompiler()
+    except ImportError:
+        return None
