@@ -8,10 +8,10 @@ CORES := $(shell getconf _NPROCESSORS_ONLN)
 # How many test files run at a time: one more than cores, because tests with real servers often wait.
 JOBS ?= $(shell expr $(CORES) + 1)
 
-# Extras of pyproject.toml to install. Metal and the CPU need none. `make serve EXTRA=cpu,mkl` adds
-# MKL, which is a sixth faster than OpenBLAS, more on CPUs with AMX.
-ifneq ($(and $(filter Linux,$(shell uname -s)),$(shell command -v nvidia-smi 2>/dev/null)),)
-EXTRA ?= cuda13
+# Extras of pyproject.toml to install. Metal needs none. `make serve EXTRA=jit,mkl` adds MKL, which is a
+# sixth faster than OpenBLAS.
+ifeq ($(shell uname -s),Linux)
+EXTRA ?= $(if $(shell command -v nvidia-smi 2>/dev/null),cuda13,jit)
 endif
 comma := ,
 CUDA := $(filter cuda12 cuda13,$(subst $(comma), ,$(EXTRA)))

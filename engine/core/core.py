@@ -298,7 +298,7 @@ class EngineCore:
 
         Args:
             prompts: prompts are being computed, or are about to be. They come first, for some
-                steps, because both would take twice the time.
+                steps. Then both share a step's time and a half.
         """
         if prompts and self._encoder_waits < MAX_ENCODER_WAITS:
             self._encoder_waits += 1
@@ -307,6 +307,8 @@ class EngineCore:
         seconds = IDLE_SECONDS
         if self.pipeline.running.rows:
             seconds = min(self.limits.step_seconds, IDLE_SECONDS)
+            if prompts:
+                seconds /= 2
         self.pipeline.run_between(lambda: self.images.encode(seconds), timer)
 
     def _read_ahead(self, timer: PhaseTimer) -> tuple[list[TokenOutput], Chosen]:

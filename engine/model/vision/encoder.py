@@ -1,4 +1,4 @@
-"""Computes the embeddings of images, a few layers at a time beside the steps, and keeps them."""
+"""Computes the embeddings of images, a few modules at a time beside the steps, and keeps them."""
 
 from __future__ import annotations
 
@@ -27,11 +27,19 @@ class _Waiting:
 
 @dataclass(slots=True)
 class _Begun:
-    """An image that is being encoded: what is left to compute, and the seconds that it took."""
+    """An image that is being encoded.
+
+    Attributes:
+        digest: of the image.
+        stages: what is left to compute.
+        seconds: the time that it took until now.
+        longest: the seconds of its longest stage.
+    """
 
     digest: bytes
     stages: deque[mx.array]
     seconds: float = 0.0
+    longest: float = 0.0
 
 
 @dataclass(slots=True)
@@ -71,7 +79,7 @@ class ImageEncoder:
         self._kept: OrderedDict[bytes, mx.array] = OrderedDict()
         self._ready: set[str] = set()
         self._failed: dict[str, Exception] = {}
-        # The image of which some layers are computed.
+        # The image of which some modules are computed.
         self._begun: _Begun | None = None
         self._counts = EncoderCounts()
 
@@ -146,7 +154,7 @@ class ImageEncoder:
         return done, failed
 
     def encode(self, seconds: float) -> None:
-        """Encodes waiting images, layer by layer, for ``seconds`` and at least one layer.
+        """Encodes waiting images, module by module, for ``seconds`` and at least one module.
 
         An image that is not complete then is continued by the next call.
         """
@@ -172,7 +180,7 @@ class ImageEncoder:
                 return
 
     def _continue(self, image: PromptImage, own: Sequence[int], end: float) -> bool:
-        """Computes layers of an image until the time ``end``; whether it is complete then."""
+        """Computes modules of an image until the time ``end``; whether it is complete then."""
         assert self._model is not None
         start = time.monotonic()
         if image.digest in self._kept:
@@ -185,9 +193,10 @@ class ImageEncoder:
             stage = begun.stages.popleft()
             mx.eval(stage)
             now = time.monotonic()
-            # The next layer takes about as long as this one.
-            took, last = now - last, now
-            if begun.stages and now + took > end:
+            begun.longest = max(begun.longest, now - last)
+            last = now
+            # The next module takes at most about as long as the longest until now.
+            if begun.stages and now + begun.longest > end:
                 begun.seconds += time.monotonic() - start
                 return False
         self._begun = None
