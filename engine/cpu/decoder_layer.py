@@ -149,4 +149,5 @@ def _inputs(layer: Any) -> int:
 
 def _decoded(host: HostDecode, x: mx.array, mask: DecodeMask, cache: DecodeCache) -> mx.array:
     values = view(x.astype(mx.float32)).reshape(len(x), -1)
-    return mx.array(np.ascontiguousarray(host(values, mask, cache)))[:, None]
+    # The array has its numbers already: a further operation on it would be evaluated later.
+    return mx.array(np.ascontiguousarray(host(values, mask, cache))[:, None])

@@ -1,49 +1,74 @@
-"""Threads that compute parts of one call, beside the thread that makes it.
+"""Threads that compute parts of a compiled function's job, beside the thread that calls it.
 
-A caller never waits for a thread that has not started: it computes that thread's part itself. So a
-call takes no longer than the caller alone would need, even if other processes use the cores.
+A caller never waits for a thread that has not begun: it computes that thread's part itself. So a
+call takes no longer than the caller alone would need, even if other processes use the cores. After
+a job, a thread looks for the next one for some time before it sleeps, because waking it takes as
+long as a product of few tokens.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from _thread import allocate_lock
-from collections.abc import Callable
-from queue import SimpleQueue
+
+import numpy as np
 
 from chairlift.engine.cpu import cores
+from chairlift.engine.cpu.compiled import llvm_jobs
+from chairlift.engine.cpu.compiled.llvm_jobs import COUNT, STATE_SIZE, Pool
+from chairlift.engine.cpu.views import aligned
+
+# Seconds that a thread looks for the next job: longer than the other work of a layer.
+LOOKING_SECONDS = 200e-6
+# Pauses from which their speed is measured.
+_TRIAL_PAUSES = 5000
 
 
-class _Job:
-    """One call, and the lock that its last part releases."""
+class _Worker:
+    """A thread. ``sleeps`` is set by it, and cleared by the caller that wakes it."""
 
-    __slots__ = ("_finished", "_part")
+    def __init__(self, number: int, threads: WorkerThreads, pool: Pool) -> None:
+        self.sleeps = False
+        self._wake = allocate_lock()
+        self._wake.acquire()
+        self._threads, self._pool = threads, pool
+        name = f"chairlift-products-{number}"
+        threading.Thread(target=self._serve, name=name, daemon=True).start()
 
-    def __init__(self, part: Callable[[], int]) -> None:
-        self._part = part
-        self._finished = allocate_lock()
-        self._finished.acquire()
+    def wake(self) -> None:
+        self.sleeps = False
+        self._wake.release()
 
-    def work(self) -> bool:
-        """Computes what is left; whether this finished the last part."""
-        last = bool(self._part())
-        if last:
-            self._finished.release()
-        return last
-
-    def wait(self) -> None:
-        """Waits until all parts are finished."""
-        self._finished.acquire()
+    def _serve(self) -> None:
+        seen = 0
+        while True:
+            threads = self._threads
+            pauses = threads.pauses if threads.looks else 0
+            seen = self._pool.serve(threads.address, seen, pauses)
+            self.sleeps = True
+            self._wake.acquire()
 
 
 class WorkerThreads:
-    """A number of threads, of which the caller is one. Any thread may call and change it."""
+    """A number of threads, of which the caller is one. Any thread may call and change it.
+
+    Attributes:
+        looks: whether threads look for the next job before they sleep. Beside other processes that
+            use the cores they should not.
+        address: of the state that the threads share; see ``llvm_jobs``.
+        pauses: those in LOOKING_SECONDS.
+    """
 
     def __init__(self) -> None:
-        self._jobs: SimpleQueue[_Job] = SimpleQueue()
+        self._state = aligned(8 * STATE_SIZE).view(np.int64)
+        self._state[:] = 0
+        self.address: int = self._state.ctypes.data
         self._threads = cores.available()
-        self._started = 1
-        self._starting = threading.Lock()
+        self._workers: list[_Worker] = []
+        self._busy = threading.Lock()
+        self.looks = True
+        self.pauses = 0
 
     def get(self) -> int:
         """See ``thread_count.ThreadSetting``."""
@@ -53,31 +78,38 @@ class WorkerThreads:
         """See ``thread_count.ThreadSetting``."""
         self._threads = threads
 
-    def run(self, part: Callable[[], int]) -> None:
-        """Calls ``part`` on all threads, and returns once all parts are finished.
+    def run(self, job: int) -> bool:
+        """Computes a job on all threads.
 
         Args:
-            part: takes and computes parts until none is left, without the interpreter's lock.
-                Returns a true value only to the thread that finished the last one.
+            job: its address; see ``llvm_jobs``.
+
+        Returns:
+            False if another thread's job is being computed, and nothing was done.
         """
-        if self._started < self._threads:
-            self._start()
-        job = _Job(part)
-        for _ in range(self._threads - 1):
-            self._jobs.put(job)
-        if not job.work():
-            job.wait()
+        pool = llvm_jobs.compiled()
+        assert pool is not None
+        if not self._busy.acquire(blocking=False):
+            return False
+        try:
+            if len(self._workers) < self._threads - 1:
+                self._start(pool)
+            for worker in self._workers[: self._threads - 1]:
+                if worker.sleeps:
+                    worker.wake()
+            pool.run(self.address, job)
+        finally:
+            self._busy.release()
+        return True
 
-    def _start(self) -> None:
-        with self._starting:
-            for number in range(self._started, self._threads):
-                name = f"chairlift-products-{number}"
-                threading.Thread(target=self._serve, name=name, daemon=True).start()
-                self._started += 1
-
-    def _serve(self) -> None:
-        while True:
-            self._jobs.get().work()
+    def _start(self, pool: Pool) -> None:
+        if not self.pauses:
+            start = time.perf_counter()
+            pool.serve(self.address, int(self._state[COUNT]), _TRIAL_PAUSES)
+            seconds = time.perf_counter() - start
+            self.pauses = round(_TRIAL_PAUSES * LOOKING_SECONDS / seconds)
+        for number in range(len(self._workers) + 1, self._threads):
+            self._workers.append(_Worker(number, self, pool))
 
 
 shared = WorkerThreads()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -14,7 +12,14 @@ from numpy.typing import NDArray
 
 from chairlift.engine.cpu import worker_threads
 from chairlift.engine.cpu.compiled import llvm_kernel
-from chairlift.engine.cpu.compiled.llvm_attention import COUNTER_BYTES
+from chairlift.engine.cpu.compiled.host_compiler import Function
+from chairlift.engine.cpu.compiled.llvm_jobs import (
+    ARGUMENTS,
+    FUNCTION,
+    PARTS,
+    SHARE,
+    SIZE,
+)
 from chairlift.engine.cpu.gemm import Floats
 from chairlift.engine.cpu.views import Scratch, aligned, view
 
@@ -94,17 +99,17 @@ def attention_products(a: Floats, b: Floats, scale: float = 1.0) -> Floats | Non
     return result
 
 
-def run_shared(function: Callable[..., int], *arguments: int, parts: int, is_shared: bool) -> None:
+def run_shared(function: Function, *arguments: int, parts: int, is_shared: bool) -> None:
     """Calls a function of the kernel, on all threads if ``is_shared``."""
     threads = worker_threads.shared.get() if is_shared else 1
-    share = max(1, parts // (threads * _PARTS)) if threads > 1 else parts
-    # NOTE: a thread may begin after the function's end. Its call still reads the counters.
-    counters = ctypes.create_string_buffer(2 * COUNTER_BYTES)
-    call = partial(function, *arguments, parts, share, counters)
-    if threads > 1:
-        worker_threads.shared.run(call)
-    else:
-        call()
+    job = _job.array(np.int64, SIZE)
+    job[:ARGUMENTS] = 0
+    job[FUNCTION], job[PARTS] = function.address, parts
+    job[SHARE] = max(1, parts // (threads * _PARTS)) if threads > 1 else parts
+    job[ARGUMENTS : ARGUMENTS + len(arguments)] = arguments
+    address = job.ctypes.data
+    if threads == 1 or not worker_threads.shared.run(address):
+        function.call(address)
 
 
 def _packed(numbers: NDArray[Any], panels: int, width: int) -> NDArray[Any]:
@@ -123,4 +128,4 @@ def _packed(numbers: NDArray[Any], panels: int, width: int) -> NDArray[Any]:
     return packed
 
 
-_products = Scratch()
+_products, _job = Scratch(), Scratch()

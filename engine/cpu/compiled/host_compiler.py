@@ -5,9 +5,21 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from chairlift.engine.cpu.compiled.compiled_code import cached
+
+
+class Function(NamedTuple):
+    """A compiled function of a job; see ``llvm_jobs``.
+
+    Attributes:
+        address: of its code.
+        call: takes a job's address, and computes parts of it, without the interpreter's lock.
+    """
+
+    address: int
+    call: Callable[[int], None]
 
 
 class CompiledModule:
@@ -26,20 +38,17 @@ class CompiledModule:
         self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         self._engine.finalize_object()
 
-    def function(self, name: str, addresses: int, sizes: int) -> Callable[..., int]:
-        """A function of ``llvm_attention.shared``, called without the interpreter's lock.
+    def address(self, name: str) -> int:
+        """The address of a function."""
+        address: int = self._engine.get_function_address(name)
+        return address
 
-        Args:
-            addresses: the number of its arguments that are addresses, which come first.
-            sizes: the number of those that are integers. Behind them are the number of parts, the
-                share of a thread and the counters.
-        """
-        size, address = ctypes.c_int64, ctypes.c_void_p
-        prototype = ctypes.CFUNCTYPE(size, *[address] * addresses, *[size] * (sizes + 2), address)
-        function: Any = prototype(self._engine.get_function_address(name))
-        function.module = self
-        callable_: Callable[..., int] = function
-        return callable_
+    def function(self, name: str) -> Function:
+        """A function of ``llvm_jobs.shared``."""
+        address = self.address(name)
+        call: Any = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
+        call.module = self
+        return Function(address, call)
 
 
 class HostCompiler:

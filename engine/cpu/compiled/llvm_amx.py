@@ -22,11 +22,10 @@ import ctypes
 import functools
 import platform
 import sys
-from collections.abc import Callable
 from typing import NamedTuple
 
-from chairlift.engine.cpu.compiled.host_compiler import host_compiler
-from chairlift.engine.cpu.compiled.llvm_attention import shared
+from chairlift.engine.cpu.compiled.host_compiler import Function, host_compiler
+from chairlift.engine.cpu.compiled.llvm_jobs import shared
 
 # Tokens and outputs of a tile, inputs of a step, and outputs of a panel.
 ROWS = 16
@@ -35,13 +34,16 @@ OUTPUTS = 2 * ROWS
 # A float32 number is the sum of this many bfloat16 numbers; the first has its upper bits.
 PIECES = 3
 TILE_BYTES = 1024
+# Few tokens wait for the memory of the weights: those of so many steps ahead are prefetched.
+_AHEAD = 4
+_LINE_BYTES = 64
 # Linux's system call by which a process asks for the units' state: arch_prctl(
 # ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA).
 _REQUEST = (158, 0x1023, 18)
 
 
 class AmxKernel(NamedTuple):
-    """The compiled functions. As those of ``llvm_kernel.Kernel``, they share a call's parts.
+    """The compiled functions, of jobs that several threads may share; see ``llvm_jobs``.
 
     Attributes:
         split: its parts are blocks of tokens. First arguments: the addresses of the inputs and of
@@ -51,8 +53,8 @@ class AmxKernel(NamedTuple):
             panel to the next, stride, and 1 if the result is overwritten, 0 if it is added to.
     """
 
-    split: Callable[..., int]
-    multiply: Callable[..., int]
+    split: Function
+    multiply: Function
 
 
 @functools.cache
@@ -62,7 +64,7 @@ def compiled() -> AmxKernel | None:
     if compiler is None or not (compiler.features.get("amx-bf16") and _permitted()):
         return None
     module = compiler.compile(_source())
-    return AmxKernel(module.function("split", 2, 3), module.function("multiply", 3, 5))
+    return AmxKernel(module.function("split"), module.function("multiply"))
 
 
 def _permitted() -> bool:
@@ -83,6 +85,7 @@ def _source() -> str:
     return "\n".join(
         [
             f'@settings = internal constant [64 x i8] c"{text}", align 64',
+            "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)",
             "declare void @llvm.x86.ldtilecfg(ptr)",
             "declare void @llvm.x86.tilerelease()",
             "declare void @llvm.x86.tilezero(i8 immarg)",
@@ -133,6 +136,12 @@ def _blocks(blocks: int) -> str:
         "call void @llvm.x86.tileloadd64(i8 4, ptr %w0, i64 64)",
         "call void @llvm.x86.tileloadd64(i8 5, ptr %w1, i64 64)",
     ]
+    for line in range(2 * TILE_BYTES // _LINE_BYTES):
+        ahead = _AHEAD * 2 * TILE_BYTES + line * _LINE_BYTES
+        lines += [
+            f"%f{line} = getelementptr i8, ptr %w0, i64 {ahead}",
+            f"call void @llvm.prefetch.p0(ptr %f{line}, i32 0, i32 3, i32 1)",
+        ]
     for block in range(blocks):
         lines.append(f"%p{block} = getelementptr i8, ptr %x{block}, i64 %po")
     for number, (piece, block) in enumerate((p, b) for p in range(PIECES) for b in range(blocks)):

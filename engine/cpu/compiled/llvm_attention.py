@@ -12,10 +12,10 @@ in the second matrices.
 
 from __future__ import annotations
 
+from chairlift.engine.cpu.compiled.llvm_jobs import shared
+
 # Registers of the second matrix that ``plain`` has at a time, and of a panel.
 WIDE = 2
-# Bytes between counters that several threads write, so that these are in different cache lines.
-COUNTER_BYTES = 64
 
 _ARGUMENTS = (
     "ptr %a, ptr %b, ptr %c, i64 %m, i64 %k, i64 %n, i64 %heads, i64 %row_step, i64 %head_step, "
@@ -44,47 +44,6 @@ panel{{count}}:
     declared = f"declare float @llvm.vector.reduce.fadd.v{lanes}f32(float, {vector})"
     products = [_product("transposed", scores, most), _product("plain", sums, most)]
     return "\n".join([declared, *columns, *products])
-
-
-def shared(name: str, arguments: str, body: str) -> str:
-    """A function whose callers take its parts until none is left.
-
-    Args:
-        body: computes ``%part``, and ends at ``%part_end``.
-    """
-    return f"""
-define i64 @{name}({arguments}, i64 %parts, i64 %share, ptr %counters) {{
-entry:
-  %finished = getelementptr i8, ptr %counters, i64 {COUNTER_BYTES}
-  br label %take
-take:
-  %start = atomicrmw add ptr %counters, i64 %share monotonic
-  %any = icmp ult i64 %start, %parts
-  br i1 %any, label %taken, label %none
-none:
-  ret i64 0
-taken:
-  %wanted = add i64 %start, %share
-  %fits = icmp ule i64 %wanted, %parts
-  %stop = select i1 %fits, i64 %wanted, i64 %parts
-  br label %work
-work:
-  %part = phi i64 [%start, %taken], [%part_next, %part_end]
-{body}
-part_end:
-  %part_next = add i64 %part, 1
-  %part_more = icmp ult i64 %part_next, %stop
-  br i1 %part_more, label %work, label %done
-done:
-  %number = sub i64 %stop, %start
-  %before = atomicrmw add ptr %finished, i64 %number acq_rel
-  %now = add i64 %before, %number
-  %last = icmp eq i64 %now, %parts
-  br i1 %last, label %all, label %take
-all:
-  ret i64 1
-}}
-"""
 
 
 def _product(name: str, tile: str, most: int) -> str:

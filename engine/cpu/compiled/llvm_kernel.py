@@ -11,24 +11,20 @@ from __future__ import annotations
 
 import functools
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from chairlift.engine.cpu.compiled import llvm_attention, llvm_row_attention
-from chairlift.engine.cpu.compiled.host_compiler import host_compiler
+from chairlift.engine.cpu.compiled.host_compiler import Function, host_compiler
 from chairlift.engine.cpu.compiled.llvm_attention import WIDE
+from chairlift.engine.cpu.compiled.llvm_jobs import shared
 
 # Inputs whose weights in a panel stay in the L1 or L2 cache while all tokens are multiplied.
 _BLOCK = 1024
 
 
 class Kernel(NamedTuple):
-    """The compiled functions.
-
-    Several threads may call one with the same arguments; they share its parts. The last arguments
-    are always the number of parts, how many a thread takes at a time, and the address of two zeroed
-    counters, ``COUNTER_BYTES`` each. Returns 1 to the thread that finished the last part, and 0 to
-    the others.
+    """The compiled functions, of jobs that several threads may share; see ``llvm_jobs``.
 
     Attributes:
         lanes: numbers of a register.
@@ -44,11 +40,11 @@ class Kernel(NamedTuple):
 
     lanes: int
     outputs: int
-    float32: Callable[..., int]
-    bfloat16: Callable[..., int]
-    transposed: Callable[..., int]
-    plain: Callable[..., int]
-    rows: Callable[..., int]
+    float32: Function
+    bfloat16: Function
+    transposed: Function
+    plain: Function
+    rows: Function
 
 
 class _Registers(NamedTuple):
@@ -74,11 +70,11 @@ def compiled() -> Kernel | None:
     return Kernel(
         lanes=registers.lanes,
         outputs=WIDE * registers.lanes,
-        float32=function("float", 3, 3),
-        bfloat16=function("bfloat", 3, 3),
-        transposed=function("transposed", 3, 7),
-        plain=function("plain", 3, 7),
-        rows=function("rows", llvm_row_attention.ADDRESSES, llvm_row_attention.SIZES),
+        float32=function("float"),
+        bfloat16=function("bfloat"),
+        transposed=function("transposed"),
+        plain=function("plain"),
+        rows=function("rows"),
     )
 
 
@@ -240,4 +236,4 @@ block_end:
   br i1 %k_more, label %block, label %part_end
 """
     arguments = "ptr %w, ptr %x, ptr %y, i64 %tokens, i64 %inputs, i64 %stride"
-    return llvm_attention.shared(kind, arguments, body)
+    return shared(kind, arguments, body)

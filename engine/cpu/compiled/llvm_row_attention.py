@@ -17,7 +17,8 @@ token, how many tokens, their row, and the columns that the first of them sees.
 
 from __future__ import annotations
 
-from chairlift.engine.cpu.compiled.llvm_attention import WIDE, shared
+from chairlift.engine.cpu.compiled.llvm_attention import WIDE
+from chairlift.engine.cpu.compiled.llvm_jobs import shared
 from chairlift.engine.cpu.compiled.llvm_softmax import (
     LEAST,
     exponential,
@@ -35,7 +36,6 @@ _ARGUMENTS = (
     "ptr %q, ptr %keys, ptr %values, ptr %out, ptr %tiles, i64 %heads, i64 %key_heads, i64 %dim, "
     "i64 %width, i64 %kr, i64 %kh, i64 %kc, i64 %vr, i64 %vh, i64 %vc"
 )
-ADDRESSES, SIZES = _ARGUMENTS.count("ptr"), _ARGUMENTS.count("i64")
 
 
 def source(lanes: int, most: int) -> str:

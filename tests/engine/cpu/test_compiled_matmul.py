@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 
 import mlx.core as mx
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 
 from chairlift.engine.cpu.compiled import compiled_matmul, llvm_kernel
 from chairlift.engine.cpu.compiled.compiled_matmul import CompiledMatrix, attention_products
-from chairlift.engine.cpu.worker_threads import WorkerThreads, shared
+from chairlift.engine.cpu.worker_threads import shared
 
 pytestmark = pytest.mark.skipif(
     not compiled_matmul.available(), reason="llvmlite is not installed, or not for this CPU"
@@ -114,23 +113,3 @@ def test_callers_at_the_same_time_get_their_own_products() -> None:
     for caller in callers:
         caller.join()
     assert not wrong
-
-
-def test_a_caller_does_not_wait_for_a_thread_that_has_not_started() -> None:
-    threads = WorkerThreads()
-    threads.set(2)
-    blocked, called = threading.Event(), []
-
-    def slow() -> int:
-        if threading.current_thread() is not threading.main_thread():
-            blocked.wait(120)
-            return 0
-        called.append(1)
-        return 1
-
-    start = time.monotonic()
-    for _ in range(5):
-        threads.run(slow)
-    assert time.monotonic() - start < 60
-    assert len(called) == 5
-    blocked.set()

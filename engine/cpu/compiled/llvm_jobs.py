@@ -1,0 +1,198 @@
+"""Jobs that several threads share, in LLVM's language.
+
+A job is a block of 64-bit numbers: its function, the number of its parts, how many parts a thread
+takes at a time, two counters, and the function's arguments. A function takes parts of its job until
+none is left. ``run`` publishes a job, takes parts, and returns when all parts are finished and no
+other thread reads the job. Another thread calls ``serve``, which takes parts of each job that is
+published, and returns when none was for some time. A job never waits for a thread that has not
+begun.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import platform
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from chairlift.engine.cpu.compiled.host_compiler import host_compiler
+
+# Numbers of a job: places of its function, parts, share, counters of taken and of finished parts,
+# and arguments; and its size. Each counter has a cache line of its own.
+FUNCTION, PARTS, SHARE, TAKEN, FINISHED, ARGUMENTS, SIZE = 0, 1, 2, 8, 16, 24, 56
+# Numbers of the state that threads share: places of the published job, of the number of jobs that
+# were published, and of the threads that read one; and its size.
+PUBLISHED, COUNT, READERS, STATE_SIZE = 0, 8, 16, 24
+# Pauses of a waiting thread, after which it offers its core to others.
+_PATIENCE = 4096
+
+
+class Pool(NamedTuple):
+    """The compiled functions; both release the interpreter's lock.
+
+    Attributes:
+        run: arguments: the addresses of the state and of a job.
+        serve: arguments: the address of the state, the number of jobs that the thread has seen, and
+            the pauses after which it returns. Returns the number of jobs that it has seen then.
+    """
+
+    run: Callable[[int, int], None]
+    serve: Callable[[int, int, int], int]
+
+
+@functools.cache
+def compiled() -> Pool | None:
+    """The functions; None without ``llvmlite``."""
+    compiler = host_compiler()
+    if compiler is None:
+        return None
+    module = compiler.compile(_source())
+    address, size = ctypes.c_void_p, ctypes.c_int64
+    run: Any = ctypes.CFUNCTYPE(None, address, address)(module.address("run"))
+    serve: Any = ctypes.CFUNCTYPE(size, address, size, size)(module.address("serve"))
+    run.module = module
+    return Pool(run, serve)
+
+
+def shared(name: str, arguments: str, body: str) -> str:
+    """A function that takes parts of its job until none is left.
+
+    Args:
+        arguments: their types, ptr or i64, and names.
+        body: computes ``%part``, and ends at ``%part_end``.
+    """
+    loads = []
+    for place, argument in enumerate(arguments.split(",")):
+        kind, variable = argument.split()
+        at = f"{variable}.at"
+        loads += [
+            f"  {at} = getelementptr i64, ptr %job, i64 {ARGUMENTS + place}",
+            f"  {variable} = load {kind}, ptr {at}, align 8",
+        ]
+    assert len(loads) // 2 <= SIZE - ARGUMENTS
+    loaded = "\n".join(loads)
+    return f"""
+define void @{name}(ptr %job) {{
+entry:
+  %parts.at = getelementptr i64, ptr %job, i64 {PARTS}
+  %parts = load i64, ptr %parts.at, align 8
+  %share.at = getelementptr i64, ptr %job, i64 {SHARE}
+  %share = load i64, ptr %share.at, align 8
+  %taken.at = getelementptr i64, ptr %job, i64 {TAKEN}
+  %finished = getelementptr i64, ptr %job, i64 {FINISHED}
+{loaded}
+  br label %take
+take:
+  %start = atomicrmw add ptr %taken.at, i64 %share monotonic
+  %any = icmp ult i64 %start, %parts
+  br i1 %any, label %taken, label %none
+none:
+  ret void
+taken:
+  %wanted = add i64 %start, %share
+  %fits = icmp ule i64 %wanted, %parts
+  %stop = select i1 %fits, i64 %wanted, i64 %parts
+  br label %work
+work:
+  %part = phi i64 [%start, %taken], [%part_next, %part_end]
+{body}
+part_end:
+  %part_next = add i64 %part, 1
+  %part_more = icmp ult i64 %part_next, %stop
+  br i1 %part_more, label %work, label %done
+done:
+  %number = sub i64 %stop, %start
+  %before = atomicrmw add ptr %finished, i64 %number acq_rel
+  br label %take
+}}
+"""
+
+
+def _source() -> str:
+    """``run`` and ``serve``."""
+    if platform.machine() in ("aarch64", "arm64"):
+        declared, pause = "declare void @llvm.aarch64.hint(i32)", "@llvm.aarch64.hint(i32 1)"
+    else:
+        declared, pause = "declare void @llvm.x86.sse2.pause()", "@llvm.x86.sse2.pause()"
+    return f"""
+{declared}
+declare i32 @sched_yield()
+
+define internal void @wait(ptr %number, i64 %wanted) {{
+entry:
+  br label %look
+look:
+  %n = phi i64 [0, %entry], [%n_next, %again]
+  %now = load atomic i64, ptr %number seq_cst, align 8
+  %there = icmp eq i64 %now, %wanted
+  br i1 %there, label %end, label %rest
+rest:
+  call void {pause}
+  %n_next = add i64 %n, 1
+  %long = icmp ugt i64 %n_next, {_PATIENCE}
+  br i1 %long, label %offer, label %again
+offer:
+  %ignored = call i32 @sched_yield()
+  br label %again
+again:
+  br label %look
+end:
+  ret void
+}}
+
+define void @run(ptr %state, ptr %job) {{
+entry:
+  %published = getelementptr i64, ptr %state, i64 {PUBLISHED}
+  %count = getelementptr i64, ptr %state, i64 {COUNT}
+  %readers = getelementptr i64, ptr %state, i64 {READERS}
+  %parts.at = getelementptr i64, ptr %job, i64 {PARTS}
+  %parts = load i64, ptr %parts.at, align 8
+  %finished = getelementptr i64, ptr %job, i64 {FINISHED}
+  %address = ptrtoint ptr %job to i64
+  %function = load ptr, ptr %job, align 8
+  store atomic i64 %address, ptr %published seq_cst, align 8
+  %before = atomicrmw add ptr %count, i64 1 seq_cst
+  call void %function(ptr %job)
+  call void @wait(ptr %finished, i64 %parts)
+  store atomic i64 0, ptr %published seq_cst, align 8
+  call void @wait(ptr %readers, i64 0)
+  ret void
+}}
+
+define i64 @serve(ptr %state, i64 %known, i64 %pauses) {{
+entry:
+  %published = getelementptr i64, ptr %state, i64 {PUBLISHED}
+  %count = getelementptr i64, ptr %state, i64 {COUNT}
+  %readers = getelementptr i64, ptr %state, i64 {READERS}
+  br label %look
+look:
+  %seen = phi i64 [%known, %entry], [%seen, %rest], [%now, %left]
+  %n = phi i64 [0, %entry], [%n_next, %rest], [0, %left]
+  %now = load atomic i64, ptr %count seq_cst, align 8
+  %new = icmp ne i64 %now, %seen
+  br i1 %new, label %enter, label %idle
+idle:
+  %n_next = add i64 %n, 1
+  %over = icmp ugt i64 %n_next, %pauses
+  br i1 %over, label %end, label %rest
+rest:
+  call void {pause}
+  br label %look
+enter:
+  %others = atomicrmw add ptr %readers, i64 1 seq_cst
+  %address = load atomic i64, ptr %published seq_cst, align 8
+  %any = icmp ne i64 %address, 0
+  br i1 %any, label %take, label %left
+take:
+  %job = inttoptr i64 %address to ptr
+  %function = load ptr, ptr %job, align 8
+  call void %function(ptr %job)
+  br label %left
+left:
+  %fewer = atomicrmw sub ptr %readers, i64 1 seq_cst
+  br label %look
+end:
+  ret i64 %seen
+}}
+"""

@@ -1,0 +1,90 @@
+"""Threads share a job's parts; a caller waits for none that has not begun."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from chairlift.engine.cpu import worker_threads
+from chairlift.engine.cpu.compiled import compiled_matmul, llvm_jobs
+from chairlift.engine.cpu.compiled.compiled_matmul import CompiledMatrix
+from chairlift.engine.cpu.compiled.llvm_jobs import PUBLISHED, READERS
+from chairlift.engine.cpu.worker_threads import WorkerThreads
+
+pytestmark = pytest.mark.skipif(llvm_jobs.compiled() is None, reason="llvmlite is not installed")
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerThreads]:
+    """Threads of their own that compute all products."""
+    monkeypatch.setattr(compiled_matmul, "MIN_SHARED", 0)
+    own = WorkerThreads()
+    monkeypatch.setattr(worker_threads, "shared", own)
+    own.set(3)
+    yield own
+    own.looks = False
+
+
+class Products:
+    """Products of a matrix of several panels, and what they should be."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(0)
+        weights = rng.normal(size=(400, 90)).astype(np.float32)
+        self._matrix = CompiledMatrix([mx.array(weights)])
+        self._x = rng.normal(size=(3, 90)).astype(np.float32)
+        self._expected = self._x @ weights.T
+
+    def check(self, count: int) -> None:
+        for _ in range(count):
+            assert np.allclose(self._matrix(self._x), self._expected, atol=1e-3)
+
+
+def test_many_jobs_after_each_other_are_computed_whole(threads: WorkerThreads) -> None:
+    products = Products()
+    for looks in (True, False, True):
+        threads.looks = looks
+        for pause in (0.0, 0.0001, 0.01):
+            products.check(200)
+            time.sleep(pause)
+    assert not threads._state[[PUBLISHED, READERS]].any()
+
+
+def test_the_number_of_threads_may_change(threads: WorkerThreads) -> None:
+    products = Products()
+    for count in (1, 4, 2, 1, 5):
+        threads.set(count)
+        products.check(50)
+    assert len(threads._workers) == 4
+
+
+def test_a_caller_does_not_wait_for_a_thread_that_has_not_begun(
+    threads: WorkerThreads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocked = threading.Event()
+    monkeypatch.setattr(worker_threads._Worker, "_serve", lambda self: blocked.wait(120))
+    start = time.monotonic()
+    Products().check(5)
+    assert time.monotonic() - start < 60
+    blocked.set()
+
+
+def test_threads_without_jobs_sleep(threads: WorkerThreads) -> None:
+    Products().check(20)
+    assert 0 < threads.pauses < 1_000_000
+    deadline = time.monotonic() + 60
+    while not all(worker.sleeps for worker in threads._workers):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    Products().check(20)
+
+
+def test_a_caller_beside_another_computes_alone(threads: WorkerThreads) -> None:
+    with threads._busy:
+        assert not threads.run(0)
+        Products().check(3)
