@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from chairlift.cache.layer import Mask
 from chairlift.cache.packed import Part
 from chairlift.engine.cpu.compiled import compiled_matmul
+from chairlift.engine.cpu.elementwise import BLOCK
 from chairlift.engine.cpu.gemm import Floats, products
-from chairlift.engine.cpu.views import BLOCK, view
+from chairlift.engine.cpu.views import view
 from chairlift.engine.device.profile import SCORE_BYTES
 from chairlift.engine.model.attention_blocks import (
     Block,

@@ -20,11 +20,12 @@ from chairlift.engine.cpu import decoder_layer
 from chairlift.engine.cpu.attention import attended
 from chairlift.engine.cpu.compiled import row_attention
 from chairlift.engine.cpu.decoder_layer import DecodeCache, DecodeMask
+from chairlift.engine.cpu.elementwise import Norm
 from chairlift.engine.cpu.gemm import Floats
 from chairlift.engine.cpu.host_linear import HostLinear, Products
 from chairlift.engine.cpu.kernels import SharedRope
 from chairlift.engine.cpu.matrix import apart
-from chairlift.engine.cpu.views import Norm, view
+from chairlift.engine.cpu.views import view
 from chairlift.engine.model.trials.trial import Trial, elementwise
 
 log = logging.getLogger(__name__)

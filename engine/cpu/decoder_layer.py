@@ -17,9 +17,10 @@ from chairlift.cache.batch import BatchCache
 from chairlift.cache.layer import LayerCache
 from chairlift.cache.packed import PackedLayer, PackedMask
 from chairlift.cache.snapshot import LayerKind
+from chairlift.engine.cpu.elementwise import Norm
 from chairlift.engine.cpu.gemm import Floats
 from chairlift.engine.cpu.host_linear import HostMlp, Products
-from chairlift.engine.cpu.views import Norm, view
+from chairlift.engine.cpu.views import view
 from chairlift.engine.model.trials.trial import Trial, elementwise
 
 log = logging.getLogger(__name__)

@@ -16,9 +16,10 @@ from mlx.nn.layers.base import Module
 from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 
+from chairlift.engine.cpu.elementwise import geglu, swiglu
 from chairlift.engine.cpu.gemm import Floats
 from chairlift.engine.cpu.matrix import Backend, apart, backends
-from chairlift.engine.cpu.views import geglu, swiglu, view
+from chairlift.engine.cpu.views import view
 from chairlift.engine.device import memory
 from chairlift.engine.model.trials.trial import Trial, elementwise
 

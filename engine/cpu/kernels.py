@@ -13,12 +13,11 @@ import math
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.positional_encoding import RoPE
 from mlx.utils import tree_flatten, tree_unflatten
 
-from chairlift.engine.cpu import host_linear, views
+from chairlift.engine.cpu import elementwise, host_linear
 from chairlift.engine.cpu.attention import attend
 from chairlift.engine.cpu.gemm import Floats
 from chairlift.engine.cpu.views import view
@@ -30,7 +29,8 @@ def swiglu(gate: mx.array, x: mx.array) -> mx.array:
     """``silu(gate) * x``, elementwise, float32. Evaluates both."""
     mx.eval(gate, x)
     flat = (-1, gate.shape[-1])
-    return mx.array(views.swiglu(view(gate).reshape(flat), view(x).reshape(flat))).reshape(x.shape)
+    gated = elementwise.swiglu(view(gate).reshape(flat), view(x).reshape(flat))
+    return mx.array(gated).reshape(x.shape)
 
 
 class SharedRope(Module):
@@ -63,16 +63,8 @@ class SharedRope(Module):
         tables = self._tables
         cos, sin = self._table(offset, 1)
         if "host" not in tables:
-            tables["host"] = view(cos)[:, :, 0], view(sin)[:, :, 0]
-        cosines, sines = tables["host"]
-        half = self._dims // 2
-        first, second = x[..., :half], x[..., half:]
-        rotated = np.empty(x.shape, np.float32)
-        np.multiply(first, cosines, out=rotated[..., :half])
-        rotated[..., :half] -= second * sines
-        np.multiply(first, sines, out=rotated[..., half:])
-        rotated[..., half:] += second * cosines
-        return rotated
+            tables["host"] = view(cos)[:, 0, 0], view(sin)[:, 0, 0]
+        return elementwise.rotated(x, *tables["host"])
 
     @property
     def dims(self) -> int:

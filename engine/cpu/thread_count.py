@@ -185,6 +185,7 @@ class ThreadWatch:
         if self._setting is not None:
             self._setting.set(self._undisturbed)
             worker_threads.shared.set(self._workers)
+            worker_threads.shared.looks = True
 
     def _watch(self, setting: ThreadSetting, max_threads: int) -> None:
         policy = Policy(max_threads, cores.available())
@@ -200,6 +201,8 @@ class ThreadWatch:
                         *((now.others - before.others) / (now.at - before.at), cores.available()),
                     )
                     setting.set(policy.threads)
+                    # Looking for jobs takes time from the other processes.
+                    worker_threads.shared.looks = policy.threads == max_threads
                 before = now
         except (OSError, ValueError) as error:  # not Linux, or a sandbox that hides it
             log.info("BLAS threads stay as they are beside other processes: %s", error)

@@ -14,7 +14,7 @@ import platform
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from chairlift.engine.cpu.compiled import llvm_attention, llvm_row_attention
+from chairlift.engine.cpu.compiled import llvm_attention, llvm_elementwise, llvm_row_attention
 from chairlift.engine.cpu.compiled.host_compiler import Function, host_compiler
 from chairlift.engine.cpu.compiled.llvm_attention import WIDE
 from chairlift.engine.cpu.compiled.llvm_jobs import shared
@@ -36,6 +36,7 @@ class Kernel(NamedTuple):
         transposed: see ``llvm_attention``.
         plain: see ``llvm_attention``.
         rows: see ``llvm_row_attention``.
+        swiglu, geglu, norm, rotate: see ``llvm_elementwise``.
     """
 
     lanes: int
@@ -45,6 +46,10 @@ class Kernel(NamedTuple):
     transposed: Function
     plain: Function
     rows: Function
+    swiglu: Function
+    geglu: Function
+    norm: Function
+    rotate: Function
 
 
 class _Registers(NamedTuple):
@@ -67,15 +72,8 @@ def compiled() -> Kernel | None:
     if compiler is None or registers is None:
         return None
     function = compiler.compile(_source(registers)).function
-    return Kernel(
-        lanes=registers.lanes,
-        outputs=WIDE * registers.lanes,
-        float32=function("float"),
-        bfloat16=function("bfloat"),
-        transposed=function("transposed"),
-        plain=function("plain"),
-        rows=function("rows"),
-    )
+    names = ("float", "bfloat", "transposed", "plain", "rows", "swiglu", "geglu", "norm", "rotate")
+    return Kernel(registers.lanes, WIDE * registers.lanes, *map(function, names))
 
 
 def _registers(features: Mapping[str, bool]) -> _Registers | None:
@@ -99,6 +97,7 @@ def _source(registers: _Registers) -> str:
         parts.append(_panels(kind, registers))
     for attention in (llvm_attention, llvm_row_attention):
         parts.append(attention.source(registers.lanes, registers.tokens))
+    parts.append(llvm_elementwise.source(registers.lanes))
     return "\n".join(parts)
 
 

@@ -25,7 +25,7 @@ def number(value: float) -> str:
     return f"0x{struct.pack('>d', rounded).hex().upper()}"
 
 
-def _all(value: float, lanes: int) -> str:
+def splat(value: float, lanes: int) -> str:
     """A register of equal numbers."""
     return "<" + ", ".join([f"float {number(value)}"] * lanes) + ">"
 
@@ -33,27 +33,27 @@ def _all(value: float, lanes: int) -> str:
 def exponential(lanes: int) -> str:
     """e to the power of numbers that are at most 0; NaN stays NaN."""
     vector, integers = f"<{lanes} x float>", f"<{lanes} x i32>"
-    fma, least = f"call {vector} @llvm.fma.v{lanes}f32", _all(_MIN_EXPONENT, lanes)
+    fma, least = f"call {vector} @llvm.fma.v{lanes}f32", splat(_MIN_EXPONENT, lanes)
     bias, shift = (", ".join([f"i32 {value}"] * lanes) for value in (127, 23))
     lines = [
         f"define internal {vector} @exponential({vector} %x) alwaysinline {{",
         f"%small = fcmp olt {vector} %x, {least}",
         f"%c = select <{lanes} x i1> %small, {vector} {least}, {vector} %x",
-        f"%t = fmul {vector} %c, {_all(1 / math.log(2), lanes)}",
-        f"%m = fadd {vector} %t, {_all(_ROUND, lanes)}",
-        f"%n = fsub {vector} %m, {_all(_ROUND, lanes)}",
-        f"%r0 = {fma}({vector} %n, {vector} {_all(-_LOG2_HIGH, lanes)}, {vector} %c)",
-        f"%r = {fma}({vector} %n, {vector} {_all(-_LOG2_LOW, lanes)}, {vector} %r0)",
+        f"%t = fmul {vector} %c, {splat(1 / math.log(2), lanes)}",
+        f"%m = fadd {vector} %t, {splat(_ROUND, lanes)}",
+        f"%n = fsub {vector} %m, {splat(_ROUND, lanes)}",
+        f"%r0 = {fma}({vector} %n, {vector} {splat(-_LOG2_HIGH, lanes)}, {vector} %c)",
+        f"%r = {fma}({vector} %n, {vector} {splat(-_LOG2_LOW, lanes)}, {vector} %r0)",
     ]
-    power = _all(_EXP[0], lanes)
+    power = splat(_EXP[0], lanes)
     for place, coefficient in enumerate(_EXP[1:]):
-        added = _all(coefficient, lanes)
+        added = splat(coefficient, lanes)
         lines.append(f"%p{place} = {fma}({vector} {power}, {vector} %r, {vector} {added})")
         power = f"%p{place}"
     lines += [
         f"%rr = fmul {vector} %r, %r",
         f"%y0 = {fma}({vector} {power}, {vector} %rr, {vector} %r)",
-        f"%y = fadd {vector} %y0, {_all(1.0, lanes)}",
+        f"%y = fadd {vector} %y0, {splat(1.0, lanes)}",
         f"%i = bitcast {vector} %m to {integers}",
         f"%b = add {integers} %i, <{bias}>",
         f"%e = shl {integers} %b, <{shift}>",
@@ -139,7 +139,7 @@ def softmax(lanes: int) -> str:
     first, second = (
         read.format(p=p, vector=vector, integers=integers, numbers=numbers) for p in "ab"
     )
-    least, start = _all(LEAST, lanes), f"{vector} poison, float"
+    least, start = splat(LEAST, lanes), f"{vector} poison, float"
     return f"""
 declare float @llvm.vector.reduce.fmax.v{lanes}f32({vector})
 define internal void @softmax(ptr %s, i64 %seen, i64 %count, ptr %max, ptr %sum, ptr %mixed,

@@ -1,0 +1,194 @@
+"""Functions of single tokens between products, in LLVM's language; see ``llvm_kernel``.
+
+The parts of all of them are tokens, and numbers of a token are a multiple of a register's.
+
+- ``swiglu`` and ``geglu``: arguments: the addresses of the gates, of the other numbers and of the
+  results, then the numbers of a token, and those from one token's gates (and other numbers) to the
+  next one's.
+- ``norm``: the root mean square norm. Arguments: the addresses of the inputs, of the weights, of
+  the constant added to the mean, and of the results, then the numbers of a token.
+- ``rotate``: rotary embedding. Arguments: the addresses of the inputs, of a token's cosines and
+  sines, and of the results, then heads, half of a head's numbers, and the numbers from one token's
+  inputs to the next one's.
+"""
+
+from __future__ import annotations
+
+import math
+
+from chairlift.engine.cpu.compiled.llvm_jobs import shared
+from chairlift.engine.cpu.compiled.llvm_softmax import splat
+
+
+def source(lanes: int) -> str:
+    """All functions, for registers of ``lanes`` numbers. They use ``llvm_softmax.exponential``."""
+    vector = f"<{lanes} x float>"
+    return "\n".join(
+        [
+            f"declare {vector} @llvm.fabs.v{lanes}f32({vector})",
+            "declare float @llvm.sqrt.f32(float)",
+            _sigmoid(lanes),
+            _gated("swiglu", lanes, f"%z = fadd {vector} %g, {splat(-0.0, lanes)}"),
+            _gated("geglu", lanes, _gelu(lanes)),
+            _norm(lanes),
+            _rotate(lanes),
+        ]
+    )
+
+
+def _sigmoid(lanes: int) -> str:
+    """1 / (1 + e^-x), by the power of a number that is at most 0."""
+    vector = f"<{lanes} x float>"
+    zero, one = splat(0.0, lanes), splat(1.0, lanes)
+    return f"""
+define internal {vector} @sigmoid({vector} %x) alwaysinline {{
+  %size = call {vector} @llvm.fabs.v{lanes}f32({vector} %x)
+  %less = fneg {vector} %size
+  %e = call {vector} @exponential({vector} %less)
+  %low = fcmp olt {vector} %x, {zero}
+  %top = select <{lanes} x i1> %low, {vector} %e, {vector} {one}
+  %all = fadd {vector} %e, {one}
+  %part = fdiv {vector} %top, %all
+  ret {vector} %part
+}}
+"""
+
+
+def _gelu(lanes: int) -> str:
+    """tanh's form of gelu is x * sigmoid(z), z = sqrt(8 / pi) * (x + 0.044715 x^3)."""
+    vector = f"<{lanes} x float>"
+    root = math.sqrt(8 / math.pi)
+    cube, linear = splat(root * 0.044715, lanes), splat(root, lanes)
+    return f"""
+  %g2 = fmul {vector} %g, %g
+  %g3 = fmul {vector} %g2, {cube}
+  %g4 = fadd {vector} %g3, {linear}
+  %z = fmul {vector} %g4, %g
+"""
+
+
+def _gated(name: str, lanes: int, argument: str) -> str:
+    """``gate * sigmoid(z) * other``; ``argument`` computes ``%z`` of the gate ``%g``."""
+    vector = f"<{lanes} x float>"
+    body = f"""
+  %from = mul i64 %part, %stride
+  %gr = getelementptr float, ptr %gates, i64 %from
+  %or = getelementptr float, ptr %others, i64 %from
+  %to = mul i64 %part, %numbers
+  %rr = getelementptr float, ptr %results, i64 %to
+  br label %loop
+loop:
+  %i = phi i64 [0, %work], [%i_next, %loop]
+  %gp = getelementptr float, ptr %gr, i64 %i
+  %g = load {vector}, ptr %gp, align 4
+  %op = getelementptr float, ptr %or, i64 %i
+  %o = load {vector}, ptr %op, align 4
+  {argument}
+  %s = call {vector} @sigmoid({vector} %z)
+  %gs = fmul {vector} %g, %s
+  %r = fmul {vector} %gs, %o
+  %rp = getelementptr float, ptr %rr, i64 %i
+  store {vector} %r, ptr %rp, align 4
+  %i_next = add i64 %i, {lanes}
+  %more = icmp ult i64 %i_next, %numbers
+  br i1 %more, label %loop, label %part_end
+"""
+    arguments = "ptr %gates, ptr %others, ptr %results, i64 %numbers, i64 %stride"
+    return shared(name, arguments, body)
+
+
+def _norm(lanes: int) -> str:
+    vector, integers = f"<{lanes} x float>", f"<{lanes} x i32>"
+    body = f"""
+  %eps = load float, ptr %constant, align 4
+  %from = mul i64 %part, %numbers
+  %xr = getelementptr float, ptr %x, i64 %from
+  %yr = getelementptr float, ptr %y, i64 %from
+  br label %add
+add:
+  %i = phi i64 [0, %work], [%i_next, %add]
+  %sum = phi {vector} [zeroinitializer, %work], [%sum_next, %add]
+  %xp = getelementptr float, ptr %xr, i64 %i
+  %v = load {vector}, ptr %xp, align 4
+  %sum_next = call {vector} @llvm.fma.v{lanes}f32({vector} %v, {vector} %v, {vector} %sum)
+  %i_next = add i64 %i, {lanes}
+  %more = icmp ult i64 %i_next, %numbers
+  br i1 %more, label %add, label %whole
+whole:
+  %total = call reassoc float @llvm.vector.reduce.fadd.v{lanes}f32(float 0.0, {vector} %sum_next)
+  %count = uitofp i64 %numbers to float
+  %mean = fdiv float %total, %count
+  %square = fadd float %mean, %eps
+  %root = call float @llvm.sqrt.f32(float %square)
+  %scale = fdiv float 1.0, %root
+  %one = insertelement {vector} poison, float %scale, i32 0
+  %scales = shufflevector {vector} %one, {vector} poison, {integers} zeroinitializer
+  br label %multiply
+multiply:
+  %j = phi i64 [0, %whole], [%j_next, %multiply]
+  %jp = getelementptr float, ptr %xr, i64 %j
+  %jv = load {vector}, ptr %jp, align 4
+  %wp = getelementptr float, ptr %w, i64 %j
+  %wv = load {vector}, ptr %wp, align 4
+  %scaled = fmul {vector} %jv, %scales
+  %weighed = fmul {vector} %scaled, %wv
+  %yp = getelementptr float, ptr %yr, i64 %j
+  store {vector} %weighed, ptr %yp, align 4
+  %j_next = add i64 %j, {lanes}
+  %j_more = icmp ult i64 %j_next, %numbers
+  br i1 %j_more, label %multiply, label %part_end
+"""
+    return shared("norm", "ptr %x, ptr %w, ptr %constant, ptr %y, i64 %numbers", body)
+
+
+def _rotate(lanes: int) -> str:
+    vector = f"<{lanes} x float>"
+    body = f"""
+  %from = mul i64 %part, %stride
+  %xr = getelementptr float, ptr %x, i64 %from
+  %angle = mul i64 %part, %half
+  %cr = getelementptr float, ptr %cosines, i64 %angle
+  %sr = getelementptr float, ptr %sines, i64 %angle
+  %dim = mul i64 %half, 2
+  %size = mul i64 %dim, %heads
+  %to = mul i64 %part, %size
+  %yr = getelementptr float, ptr %y, i64 %to
+  br label %head
+head:
+  %h = phi i64 [0, %work], [%h_next, %head_end]
+  %ho = mul i64 %h, %dim
+  %xh = getelementptr float, ptr %xr, i64 %ho
+  %yh = getelementptr float, ptr %yr, i64 %ho
+  %xh2 = getelementptr float, ptr %xh, i64 %half
+  %yh2 = getelementptr float, ptr %yh, i64 %half
+  br label %loop
+loop:
+  %i = phi i64 [0, %head], [%i_next, %loop]
+  %cp = getelementptr float, ptr %cr, i64 %i
+  %c = load {vector}, ptr %cp, align 4
+  %sp = getelementptr float, ptr %sr, i64 %i
+  %s = load {vector}, ptr %sp, align 4
+  %fp = getelementptr float, ptr %xh, i64 %i
+  %first = load {vector}, ptr %fp, align 4
+  %ep = getelementptr float, ptr %xh2, i64 %i
+  %second = load {vector}, ptr %ep, align 4
+  %fc = fmul {vector} %first, %c
+  %es = fmul {vector} %second, %s
+  %low = fsub {vector} %fc, %es
+  %fs = fmul {vector} %first, %s
+  %ec = fmul {vector} %second, %c
+  %high = fadd {vector} %fs, %ec
+  %lp = getelementptr float, ptr %yh, i64 %i
+  store {vector} %low, ptr %lp, align 4
+  %hp = getelementptr float, ptr %yh2, i64 %i
+  store {vector} %high, ptr %hp, align 4
+  %i_next = add i64 %i, {lanes}
+  %more = icmp ult i64 %i_next, %half
+  br i1 %more, label %loop, label %head_end
+head_end:
+  %h_next = add i64 %h, 1
+  %h_more = icmp ult i64 %h_next, %heads
+  br i1 %h_more, label %head, label %part_end
+"""
+    arguments = "ptr %x, ptr %cosines, ptr %sines, ptr %y, i64 %heads, i64 %half, i64 %stride"
+    return shared("rotate", arguments, body)
