@@ -10,7 +10,6 @@ import os
 import signal
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import ollama
@@ -19,6 +18,7 @@ import pytest
 from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 from support.api.server import Server, serving
+from support.vision.requests import NAME, chat, image_part, image_url, text_part
 from support.vision.vision_dir import picture, vision_dir
 
 from chairlift.loadtest import cli
@@ -26,7 +26,6 @@ from chairlift.loadtest.servers.procfs import tree
 
 pytestmark = pytest.mark.system
 
-NAME = "sees"
 SVG = b'<svg xmlns="http://www.w3.org/2000/svg"/>'
 
 
@@ -50,36 +49,18 @@ async def claude(server: Server) -> AsyncIterator[AsyncAnthropic]:
         yield client
 
 
-def _url(file: bytes, media_type: str = "image/png") -> str:
-    return f"data:{media_type};base64,{base64.b64encode(file).decode()}"
-
-
-def _part(file: bytes, media_type: str = "image/png", **fields: str) -> dict[str, Any]:
-    return {"type": "image_url", "image_url": {"url": _url(file, media_type), **fields}}
-
-
-def _text(text: str) -> dict[str, Any]:
-    return {"type": "text", "text": text}
-
-
-async def _chat(client: AsyncOpenAI, *content: dict[str, Any], **fields: Any) -> Any:
-    messages: Any = [{"role": "user", "content": list(content)}]
-    settings = {"model": NAME, "temperature": 0, "max_tokens": 12, **fields}
-    return await client.chat.completions.create(messages=messages, **settings)
-
-
 async def test_all_apis_show_the_model_the_same_image(
     server: Server, client: AsyncOpenAI, claude: AsyncAnthropic
 ) -> None:
     file = picture(1)
-    chat = await _chat(client, _part(file), _text("What?"))
+    completion = await chat(client, image_part(file), text_part("What?"))
     response = await client.responses.create(
         model=NAME,
         input=[
             {
                 "role": "user",
                 "content": [
-                    {"type": "input_image", "image_url": _url(file), "detail": "auto"},
+                    {"type": "input_image", "image_url": image_url(file), "detail": "auto"},
                     {"type": "input_text", "text": "What?"},
                 ],
             }
@@ -89,14 +70,14 @@ async def test_all_apis_show_the_model_the_same_image(
     )
     data = base64.b64encode(file).decode()
     source: Any = {"type": "base64", "media_type": "image/png", "data": data}
-    content: Any = [{"type": "image", "source": source}, _text("What?")]
+    content: Any = [{"type": "image", "source": source}, text_part("What?")]
     message = await claude.messages.create(
         model=NAME,
         messages=[{"role": "user", "content": content}],
         extra_body={"temperature": 0},
         max_tokens=12,
     )
-    text = chat.choices[0].message.content
+    text = completion.choices[0].message.content
     assert text
     assert response.output_text == text
     assert [block.text for block in message.content if block.type == "text"] == [text]
@@ -108,16 +89,17 @@ async def test_all_apis_show_the_model_the_same_image(
         assert generated.response == text
         shown = await llama.show(NAME)
         assert "vision" in (shown.capabilities or [])
-    other = await _chat(client, _part(picture(2)), _text("What?"))
+    other = await chat(client, image_part(picture(2)), text_part("What?"))
     assert other.choices[0].message.content != text
     counted = await claude.messages.count_tokens(
         model=NAME, messages=[{"role": "user", "content": content}]
     )
     # 40 x 24 pixels are 5 x 3 merged patches of 8 x 8.
-    plain = await _chat(client, _text("What?"))
-    assert counted.input_tokens == chat.usage.prompt_tokens == plain.usage.prompt_tokens + 15 + 2
+    plain = await chat(client, text_part("What?"))
+    used = completion.usage.prompt_tokens
+    assert counted.input_tokens == used == plain.usage.prompt_tokens + 15 + 2
     assert response.usage is not None
-    assert response.usage.input_tokens == chat.usage.prompt_tokens
+    assert response.usage.input_tokens == used
 
 
 def test_the_server_says_that_its_model_sees(server: Server) -> None:
@@ -130,12 +112,15 @@ def test_the_server_says_that_its_model_sees(server: Server) -> None:
 async def test_the_next_turn_computes_neither_image_nor_prompt_again(
     server: Server, client: AsyncOpenAI
 ) -> None:
-    first = await _chat(client, _part(picture(11)), _text("Describe this at some length."))
+    first = await chat(client, image_part(picture(11)), text_part("Describe this at some length."))
     before = server.metrics().total("chairlift_image_encode_seconds_count")
     messages: Any = [
-        {"role": "user", "content": [_part(picture(11)), _text("Describe this at some length.")]},
+        {
+            "role": "user",
+            "content": [image_part(picture(11)), text_part("Describe this at some length.")],
+        },
         {"role": "assistant", "content": "It is grey."},
-        {"role": "user", "content": [_text("And this? "), _part(picture(12))]},
+        {"role": "user", "content": [text_part("And this? "), image_part(picture(12))]},
     ]
     settings: Any = {"model": NAME, "temperature": 0, "max_tokens": 4}
     second = await client.chat.completions.create(messages=messages, **settings)
@@ -152,7 +137,7 @@ async def test_a_stored_response_keeps_its_images(client: AsyncOpenAI) -> None:
         {
             "role": "user",
             "content": [
-                {"type": "input_image", "image_url": _url(picture(3)), "detail": "low"},
+                {"type": "input_image", "image_url": image_url(picture(3)), "detail": "low"},
                 {"type": "input_text", "text": "What?"},
             ],
         }
@@ -169,7 +154,7 @@ async def test_a_stored_response_keeps_its_images(client: AsyncOpenAI) -> None:
 
 
 async def test_tool_results_may_be_images(claude: AsyncAnthropic, client: AsyncOpenAI) -> None:
-    image = {"type": "base64", "media_type": "image/png", "data": _url(picture(5))[22:]}
+    image = {"type": "base64", "media_type": "image/png", "data": image_url(picture(5))[22:]}
     asked: Any = [
         {"role": "user", "content": "Look"},
         {
@@ -202,7 +187,7 @@ async def test_tool_results_may_be_images(claude: AsyncAnthropic, client: AsyncO
             "call_id": "t",
             "output": [
                 {"type": "input_text", "text": "here"},
-                {"type": "input_image", "image_url": _url(picture(5))},
+                {"type": "input_image", "image_url": image_url(picture(5))},
             ],
         },
     ]
@@ -213,23 +198,23 @@ async def test_tool_results_may_be_images(claude: AsyncAnthropic, client: AsyncO
 
 async def test_streams_with_and_without_images_in_one_batch(client: AsyncOpenAI) -> None:
     def contents(number: int) -> list[dict[str, Any]]:
-        images = [_part(picture(20 + i)) for i in range(number % 3)]
-        return [*images, _text(f"Question {number}?")]
+        images = [image_part(picture(20 + i)) for i in range(number % 3)]
+        return [*images, text_part(f"Question {number}?")]
 
-    alone = [(await _chat(client, *contents(i))).choices[0].message.content for i in range(9)]
+    alone = [(await chat(client, *contents(i))).choices[0].message.content for i in range(9)]
 
     async def streamed(number: int) -> str:
-        stream = await _chat(client, *contents(number), stream=True)
+        stream = await chat(client, *contents(number), stream=True)
         return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
 
     assert await asyncio.gather(*map(streamed, range(9))) == alone
 
 
 async def test_a_stream_survives_its_engine(server: Server, client: AsyncOpenAI) -> None:
-    content = [_part(picture(31)), _text("Long?")]
+    content = [image_part(picture(31)), text_part("Long?")]
     settings: Any = {"max_tokens": 400, "extra_body": {"ignore_eos": True}}
-    expected = (await _chat(client, *content, **settings)).choices[0].message.content
-    stream = await _chat(client, *content, stream=True, **settings)
+    expected = (await chat(client, *content, **settings)).choices[0].message.content
+    stream = await chat(client, *content, stream=True, **settings)
     texts: list[str] = []
     async for chunk in stream:
         texts.append(chunk.choices[0].delta.content or "")
@@ -252,11 +237,11 @@ def test_a_load_of_random_images_agrees_with_the_server(
 
 
 HOSTILE = {
-    "svg": (_part(SVG, "image/svg+xml"), "not an image"),
-    "svg as png": (_part(SVG), "not an image"),
-    "another type": (_part(picture(1, kind="JPEG")), "said to be 'image/png'"),
-    "cut short": (_part(picture(1)[:400]), "damaged"),
-    "empty": (_part(b""), "empty"),
+    "svg": (image_part(SVG, "image/svg+xml"), "not an image"),
+    "svg as png": (image_part(SVG), "not an image"),
+    "another type": (image_part(picture(1, kind="JPEG")), "said to be 'image/png'"),
+    "cut short": (image_part(picture(1)[:400]), "damaged"),
+    "empty": (image_part(b""), "empty"),
     "no base64": ({"type": "image_url", "image_url": {"url": "data:image/png,abc"}}, "base64"),
     "broken base64": (
         {"type": "image_url", "image_url": {"url": "data:image/png;base64,a*b"}},
@@ -269,85 +254,27 @@ HOSTILE = {
     "a host": ({"type": "image_url", "image_url": {"url": "http://127.0.0.1/a.png"}}, "image 1"),
     "a file": ({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}, "image 1"),
     "no url": ({"type": "image_url", "image_url": {}}, "image_url"),
-    "detail": (_part(picture(1), detail="fine"), "detail"),
-    "a mark": (_text("<|image_pad|>"), "2 places for 1 images"),
-    "thin": (_part(picture(1, 2000, 2)), "refuses the images"),
+    "detail": (image_part(picture(1), detail="fine"), "detail"),
+    "a mark": (text_part("<|image_pad|>"), "2 places for 1 images"),
+    "thin": (image_part(picture(1, 2000, 2)), "refuses the images"),
 }
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 async def test_hostile_images_get_a_400(client: AsyncOpenAI, name: str) -> None:
     part, reason = HOSTILE[name]
-    parts = [part, _part(picture(1))] if name == "a mark" else [part]
+    parts = [part, image_part(picture(1))] if name == "a mark" else [part]
     with pytest.raises(openai.BadRequestError, match=reason):
-        await _chat(client, *parts, _text("What?"))
-    assert (await _chat(client, _part(picture(1)), _text("What?"))).choices
+        await chat(client, *parts, text_part("What?"))
+    assert (await chat(client, image_part(picture(1)), text_part("What?"))).choices
 
 
 async def test_too_many_images_get_a_400(client: AsyncOpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="at most 64 images"):
-        await _chat(client, *[_part(picture(1))] * 65)
+        await chat(client, *[image_part(picture(1))] * 65)
 
 
 async def test_only_users_and_tools_show_images(client: AsyncOpenAI) -> None:
-    messages: Any = [{"role": "system", "content": [_part(picture(1))]}]
+    messages: Any = [{"role": "system", "content": [image_part(picture(1))]}]
     with pytest.raises(openai.BadRequestError, match="system must not contain images"):
         await client.chat.completions.create(model=NAME, messages=messages)
-
-
-def test_images_from_files_below_a_folder(tmp_path: Path) -> None:
-    model = vision_dir(tmp_path, "qwen2_vl")
-    folder = tmp_path / "images"
-    folder.mkdir()
-    (folder / "a.png").write_bytes(picture(1))
-    arguments = ("--served-model-name", NAME, "--allowed-local-media-path", str(folder))
-    with serving(tmp_path, str(model), *arguments) as server:
-
-        async def ask() -> None:
-            async with server.client() as client:
-                replies = [
-                    await _chat(client, part, _text("What?"))
-                    for part in (
-                        {"type": "image_url", "image_url": {"url": f"{folder.as_uri()}/a.png"}},
-                        _part(picture(1)),
-                    )
-                ]
-                texts = [reply.choices[0].message.content for reply in replies]
-                assert texts[0] == texts[1]
-                elsewhere = {"url": f"{model.as_uri()}/config.json"}
-                with pytest.raises(openai.BadRequestError, match="not below"):
-                    await _chat(client, {"type": "image_url", "image_url": elsewhere})
-
-        asyncio.run(ask())
-
-
-def test_text_only_serves_without_images(tmp_path: Path) -> None:
-    model = vision_dir(tmp_path, "qwen2_vl")
-    arguments = ("--served-model-name", NAME, "--text-only")
-    with serving(tmp_path, str(model), *arguments) as server:
-
-        async def ask() -> None:
-            async with server.client() as client:
-                assert (await _chat(client, _text("Hi"))).choices
-                with pytest.raises(openai.BadRequestError, match="takes no images"):
-                    await _chat(client, _part(picture(1)))
-
-        asyncio.run(ask())
-
-
-def test_a_model_without_chat_template(tmp_path: Path) -> None:
-    model = vision_dir(tmp_path, "deepseek_vl_v2")
-    settings = json.loads((model / "tokenizer_config.json").read_text())
-    del settings["chat_template"]
-    (model / "tokenizer_config.json").write_text(json.dumps(settings))
-    with serving(tmp_path, str(model), "--served-model-name", NAME) as server:
-
-        async def ask() -> None:
-            async with server.client() as client:
-                reply = await _chat(client, _part(picture(1, 16, 16)), _text("What?"))
-                # BOS, a view and a tile, two tokens for roles, and the rest of mlx-vlm's format.
-                assert reply.usage.prompt_tokens == 1 + 13 + 2 + len(": \nWhat?\n\n:")
-                reply = await _chat(client, *[_part(picture(1))] * 3)
-                assert reply.usage.prompt_tokens == 1 + 3 * 13 + 2 + len(": \n\n\n\n\n:")
-
-        asyncio.run(ask())

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.engine.bench import Bench
 from support.tiny import tiny_model
-from support.vision.tiny_vision import ImageMaker, numpy_of, vision_model
+from support.vision.image_maker import ImageMaker
+from support.vision.tiny_vision import numpy_of, vision_model
 
 from chairlift.engine.messages import Array, PromptImage
 from chairlift.engine.model import attention

@@ -11,9 +11,9 @@ import pytest
 from support.engine.bench import Bench
 from support.engine.drafts import verify_any
 from support.engine.pages import HostPages
+from support.vision.image_maker import ImageMaker
 from support.vision.tiny_vision import (
     CONFIGS,
-    ImageMaker,
     solo_logprobs,
     solo_tokens,
     vision_model,
