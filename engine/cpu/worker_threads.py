@@ -94,8 +94,10 @@ class WorkerThreads:
         try:
             if len(self._workers) < self._threads - 1:
                 self._start(pool)
-            for worker in self._workers[: self._threads - 1]:
-                if worker.sleeps:
+            asleep = [worker for worker in self._workers[: self._threads - 1] if worker.sleeps]
+            # A thread on the caller's own core would only delay it.
+            if asleep and cores.available() > 1:
+                for worker in asleep:
                     worker.wake()
             pool.run(self.address, job)
         finally:

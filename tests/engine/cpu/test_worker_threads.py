@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from chairlift.engine.cpu import worker_threads
+from chairlift.engine.cpu import cores, worker_threads
 from chairlift.engine.cpu.compiled import compiled_matmul, llvm_jobs
 from chairlift.engine.cpu.compiled.compiled_matmul import CompiledMatrix
 from chairlift.engine.cpu.compiled.llvm_jobs import PUBLISHED, READERS
@@ -82,6 +82,21 @@ def test_threads_without_jobs_sleep(threads: WorkerThreads) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.001)
     Products().check(20)
+
+
+def test_on_one_core_no_thread_is_woken(
+    threads: WorkerThreads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    woken: list[int] = []
+    monkeypatch.setattr(worker_threads._Worker, "wake", lambda self: woken.append(1))
+    monkeypatch.setattr(worker_threads._Worker, "_serve", lambda self: None)
+    for available in (1, 2):
+        monkeypatch.setattr(cores, "available", lambda available=available: available)
+        Products().check(3)
+        for worker in threads._workers:
+            worker.sleeps = True
+        Products().check(1)
+        assert bool(woken) == (available > 1)
 
 
 def test_a_caller_beside_another_computes_alone(threads: WorkerThreads) -> None:
