@@ -53,17 +53,22 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Runs the files with real servers in turn with those that have other slow tests, both first.
 
-    Tests with servers often wait; the others use the cores meanwhile. The last file to run should
-    be a short one, because the other workers are idle meanwhile.
+    Tests with servers often wait, and so do those of the API; the others use the cores meanwhile.
+    The last file to run should be a short one, because the other workers are idle meanwhile.
     """
     system, slow = (
-        list(dict.fromkeys(item.path for item in items if item.get_closest_marker(name)))
+        dict.fromkeys(item.path for item in items if item.get_closest_marker(name))
         for name in ("system", "slow")
     )
+    rest = dict.fromkeys(item.path for item in items if item.path not in {*system, *slow})
+    waiting = [path for path in rest if "api" in path.parts]
+    computing = [path for path in rest if "api" not in path.parts]
     places = {
-        path: place / len(files) for files in (slow, system) for place, path in enumerate(files)
+        path: first + place / len(files)
+        for first, files in ((1, waiting), (1, computing), (0, slow), (0, system))
+        for place, path in enumerate(files)
     }
-    items.sort(key=lambda item: places.get(item.path, 1.0))
+    items.sort(key=lambda item: places[item.path])
 
 
 class _SharedServers(LoadFileScheduling):

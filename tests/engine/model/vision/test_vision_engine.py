@@ -24,6 +24,7 @@ from chairlift.engine.messages import Abort, PromptImage, Resumed
 from chairlift.engine.model import attention
 from chairlift.engine.model.paged_forward import PagedForward
 from chairlift.engine.model.probe import probe
+from chairlift.engine.model.vision.encoder import ImageEncoder
 from chairlift.engine.model.vision.model import VisionModel
 from chairlift.engine.speculation.proposal import PredictionProposer
 
@@ -265,7 +266,7 @@ def test_an_image_is_encoded_between_steps_of_running_rows() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model_type", CONFIGS)
-def test_an_image_is_encoded_a_few_layers_at_a_time(
+def test_an_image_is_encoded_a_few_modules_at_a_time(
     model_type: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("chairlift.engine.core.core.IDLE_SECONDS", 0.0)
@@ -281,9 +282,31 @@ def test_an_image_is_encoded_a_few_layers_at_a_time(
     bench.core.abort(Abort("leaves"))
     bench.drain()
     encoding = [stats for stats in bench.stats[before:] if "encode" in stats.phases]
-    # Two layers, and the embeddings.
-    assert len(encoding) >= 3
+    # Two layers with attention, an MLP, and products in both, and the embeddings.
+    assert len(encoding) > 10
     assert [len(stats.image_seconds) for stats in encoding] == [0] * (len(encoding) - 1) + [1]
     assert all(stats.rows for stats in encoding)
     assert bench.tokens("0") == _solo(model_type, (prompt, images), 4)
     assert bench.tokens("runs") == _solo(model_type, ([5, 6, 7], ()), 40)
+
+
+def test_beside_a_prompt_an_image_has_half_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds: list[tuple[bool, float]] = []
+    encode = ImageEncoder.encode
+    bench = Bench(_model("llava"), tokens=16)
+
+    def timed(self: ImageEncoder, limit: float) -> None:
+        seconds.append((bool(bench.core.scheduler.prefilling), limit))
+        encode(self, 0.0)
+
+    monkeypatch.setattr(ImageEncoder, "encode", timed)
+    monkeypatch.setattr("chairlift.engine.core.core.MAX_ENCODER_WAITS", 0)
+    bench.submit("runs", [5, 6, 7], 80)
+    for _ in range(3):
+        bench.step()
+    prompt, images = ImageMaker("llava").prompt(50, [3, 4])
+    bench.submit("image", prompt, 4, reading={"images": images})
+    bench.submit("text", [9] * 100, 4)
+    bench.drain()
+    assert {prompts for prompts, _ in seconds} == {False, True}
+    assert all(limit == (0.05 if prompts else 0.1) for prompts, limit in seconds)
