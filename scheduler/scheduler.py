@@ -135,7 +135,7 @@ class Scheduler:
         room = self.limits.max_step_tokens - len(decode) - max(whole, default=0)
         return self._drafts.choose(drafts, decode, max(0, room))
 
-    def plan(self, now: Seq[Capacity], drafts: Chosen | None = None) -> Plan:
+    def plan(self, now: Seq[Capacity], drafts: Chosen | None = None, spent: float = 0.0) -> Plan:
         """Plans the next step.
 
         This changes no state except which waiting sequences are blocked, and how long no draft was
@@ -144,6 +144,8 @@ class Scheduler:
         Args:
             now: the present capacities of the bands.
             drafts: the result of ``choose_drafts``. No token may be in flight.
+            spent: seconds of the step's time that other work has taken, such as encoding images.
+                Chunks of prompts have the rest.
         """
         self.waiting.unblock_ready()
         decode = self._decode()
@@ -164,7 +166,7 @@ class Scheduler:
         rows_only = work = Work(len(decode), planner.context, drafts=proposed)
         # A prediction takes time; a step without prompts needs none.
         prompts = prefill or len(self.waiting)
-        seconds = self._chunk_sizes.seconds(work) if prompts else math.inf
+        seconds = self._chunk_sizes.seconds(work) - spent if prompts else math.inf
         chunks: dict[Sequence, int] = {}
         cached: dict[Sequence, int] = {}
         begun = deque(sorted(prefill, key=lambda s: s.rank))

@@ -275,10 +275,9 @@ class EngineCore:
         timer = PhaseTimer(self._recorder.current.phases)
         prompts = self.images.has_news or bool(self.scheduler.prefilling)
         self._collect()
-        if self.images.has_work:
-            self._encode(timer, prompts)
+        spent = self._encode(timer, prompts) if self.images.has_work else 0.0
         outputs, drafts = self._read_ahead(timer)
-        plan = self.scheduler.plan(self.batch.capacities, drafts)
+        plan = self.scheduler.plan(self.batch.capacities, drafts, spent)
         self.on_compute([*self.pipeline.running.computed, *plan.decode, *plan.chunks])
         self._journal.publish(plan, self.cached_bytes)
         timer.end("schedule")
@@ -293,23 +292,26 @@ class EngineCore:
         timer.end("output")
         return StepOutput(outputs, self._recorder.finish(plan, timer.total))
 
-    def _encode(self, timer: PhaseTimer, prompts: bool) -> None:
+    def _encode(self, timer: PhaseTimer, prompts: bool) -> float:
         """Encodes waiting images for as long as a step beside the running rows may take.
 
         Args:
             prompts: prompts are being computed, or are about to be. They come first, for some
-                steps. Then both share a step's time and a half.
+                steps. Then both share a step's time.
+
+        Returns:
+            The seconds that it took.
         """
         if prompts and self._encoder_waits < MAX_ENCODER_WAITS:
             self._encoder_waits += 1
-            return
+            return 0.0
         self._encoder_waits = 0
         seconds = IDLE_SECONDS
         if self.pipeline.running.rows:
             seconds = min(self.limits.step_seconds, IDLE_SECONDS)
             if prompts:
                 seconds /= 2
-        self.pipeline.run_between(lambda: self.images.encode(seconds), timer)
+        return self.pipeline.run_between(lambda: self.images.encode(seconds), timer)
 
     def _read_ahead(self, timer: PhaseTimer) -> tuple[list[TokenOutput], Chosen]:
         """Reads the running step if the next may have drafts.

@@ -101,13 +101,18 @@ class Pipeline:
             self._computed_at = max(self._computed_at, timer.start)
         self._launched, self._launched_work = self._launch(plan, timer), plan.work
 
-    def run_between(self, work: Callable[[], None], timer: PhaseTimer) -> None:
-        """Runs work that needs the device between two steps, whose times do not include it."""
+    def run_between(self, work: Callable[[], float], timer: PhaseTimer) -> float:
+        """Runs work that needs the device between two steps, whose times do not include it.
+
+        Returns:
+            The result of ``work``.
+        """
         timer.end("schedule")
         self._wait(timer)
-        work()
+        result = work()
         self._computed_at = time.monotonic()
         timer.end("encode")
+        return result
 
     def finish_previous(self, timer: PhaseTimer) -> Step:
         """Waits for the step before the launched one, and returns it."""

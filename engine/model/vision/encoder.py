@@ -12,6 +12,7 @@ import mlx.core as mx
 from chairlift.engine.messages import PromptImage
 from chairlift.engine.model.vision.model import VisionModel
 from chairlift.engine.model.vision.prompt_images import PromptImages
+from chairlift.engine.model.vision.stages import Stage
 
 # Seconds that the encoder may take between two steps without rows: as long as a step of them.
 IDLE_SECONDS = 0.1
@@ -37,7 +38,7 @@ class _Begun:
     """
 
     digest: bytes
-    stages: deque[mx.array]
+    stages: deque[Stage]
     seconds: float = 0.0
     longest: float = 0.0
 
@@ -81,6 +82,8 @@ class ImageEncoder:
         self._failed: dict[str, Exception] = {}
         # The image of which some modules are computed.
         self._begun: _Begun | None = None
+        # The seconds that a stage took last, by its name and its output's shape.
+        self._took: dict[tuple[str, tuple[int, ...]], float] = {}
         self._counts = EncoderCounts()
 
     @property
@@ -153,12 +156,16 @@ class ImageEncoder:
         failed, self._failed = self._failed, {}
         return done, failed
 
-    def encode(self, seconds: float) -> None:
+    def encode(self, seconds: float) -> float:
         """Encodes waiting images, module by module, for ``seconds`` and at least one module.
 
         An image that is not complete then is continued by the next call.
+
+        Returns:
+            The seconds that it took.
         """
-        end = time.monotonic() + seconds
+        start = time.monotonic()
+        end = start + seconds
         while (found := self._next()) is not None:
             request_id, image = found
             try:
@@ -171,13 +178,14 @@ class ImageEncoder:
                     self._failed[name] = error
                 complete = True
             if not complete:
-                return
+                break
             for waiting in self._waiting.values():
                 waiting.missing.pop(image.digest, None)
             self._ready |= {name for name, each in self._waiting.items() if not each.missing}
             self._waiting = {n: each for n, each in self._waiting.items() if each.missing}
             if time.monotonic() > end:
-                return
+                break
+        return time.monotonic() - start
 
     def _continue(self, image: PromptImage, own: Sequence[int], end: float) -> bool:
         """Computes modules of an image until the time ``end``; whether it is complete then."""
@@ -190,18 +198,29 @@ class ImageEncoder:
         begun = self._begun
         last = start
         while begun.stages:
-            stage = begun.stages.popleft()
-            mx.eval(stage)
+            name, output = begun.stages.popleft()
+            try:
+                mx.eval(output)
+            except RuntimeError:
+                # In a function that mlx-vlm compiles, a module's output is no array by itself. If
+                # it is another error, the embeddings have it, too.
+                if not begun.stages:
+                    raise
             now = time.monotonic()
-            begun.longest = max(begun.longest, now - last)
-            last = now
-            # The next module takes at most about as long as the longest until now.
-            if begun.stages and now + begun.longest > end:
+            took, last = now - last, now
+            self._took[name, output.shape] = took
+            begun.longest = max(begun.longest, took)
+            if begun.stages and now + self._expected(begun) > end:
                 begun.seconds += time.monotonic() - start
                 return False
         self._begun = None
-        self._keep(image, stage, begun.seconds + time.monotonic() - start)
+        self._keep(image, output, begun.seconds + time.monotonic() - start)
         return True
+
+    def _expected(self, begun: _Begun) -> float:
+        """The seconds of the next stage, as long as such a one took last, or any at most."""
+        name, output = begun.stages[0]
+        return self._took.get((name, output.shape), begun.longest)
 
     def _keep(self, image: PromptImage, embeddings: mx.array, seconds: float) -> None:
         self._counts.encoded.append(seconds)

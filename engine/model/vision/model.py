@@ -16,7 +16,7 @@ from chairlift.engine.model.vision.families import family_of
 from chairlift.engine.model.vision.image_inputs import ImageInputs
 from chairlift.engine.model.vision.layer_additions import additions_of, layer_additions
 from chairlift.engine.model.vision.positions import TokenPositions
-from chairlift.engine.model.vision.stages import Stages
+from chairlift.engine.model.vision.stages import Stage, Stages
 from chairlift.engine.model.vision.together import Together
 from chairlift.engine.model.vision.token_inputs import Positions, TokenInputs, places_of
 
@@ -149,10 +149,10 @@ class VisionModel(Module):
 
     def embeddings(self, image: PromptImage, own: Sequence[int]) -> mx.array:
         """An image's embeddings, ``[places, width]``; see ``stages``."""
-        return self.stages(image, own)[-1]
+        return self.stages(image, own)[-1].output
 
-    def stages(self, image: PromptImage, own: Sequence[int]) -> list[mx.array]:
-        """The outputs of a tower's layers for an image, then its embeddings, ``[places, width]``.
+    def stages(self, image: PromptImage, own: Sequence[int]) -> list[Stage]:
+        """The modules of a tower's layers for an image, then its embeddings, ``[places, width]``.
 
         Nothing is evaluated, except by models whose code does so. Each array needs the one before.
         The width is the hidden size, or a multiple of it: what follows is added after each of the
@@ -168,7 +168,7 @@ class VisionModel(Module):
             parts += additions_of(embedded.deepstack_visual_embeds, image, self._family)
         if self._family.has_plane:
             parts.append(self._inputs.at_places(embedded.pos_hw, image))
-        return [*stages, mx.concatenate(parts, axis=-1)]
+        return [*stages, Stage("embeddings", mx.concatenate(parts, axis=-1))]
 
     def shifts(self, prompt: Sequence[int], images: Sequence[PromptImage]) -> Positions | None:
         """The positions of a prompt's tokens minus their places; see ``TokenPositions``.

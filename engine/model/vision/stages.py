@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
+
+from chairlift.engine.device import profile
+from chairlift.engine.model.vision.tower_attention import divided_attention
+
+
+class Stage(NamedTuple):
+    """A part of an image's computation, which needs the parts before it.
+
+    Attributes:
+        name: of the module, the same in each layer.
+        output: of the module; nothing is evaluated.
+    """
+
+    name: str
+    output: mx.array
 
 
 class Stages:
@@ -20,7 +36,7 @@ class Stages:
     """
 
     def __init__(self, model: Any) -> None:
-        self._outputs: list[mx.array] | None = None
+        self._stages: list[Stage] | None = None
         parts = [part for name, part in model.children().items() if name != "language_model"]
         towers = [part for part in parts if isinstance(part, Module)]
         modules = [module for tower in towers for module in tower.modules()]
@@ -33,29 +49,34 @@ class Stages:
             if isinstance(layer, Module)
         ]
         # A layer may have lists of modules itself.
-        found = {id(module): module for layer in layers for module in layer.modules()}
-        for module in found.values():
+        found = {id(each): (name, each) for layer in layers for name, each in layer.named_modules()}
+        for name, module in found.values():
             if callable(module):
-                self._record(module)
+                self._record(re.sub(r"\d+", "*", name), module)
 
     @contextmanager
-    def recorded(self) -> Iterator[list[mx.array]]:
+    def recorded(self) -> Iterator[list[Stage]]:
         """A context in which the modules' outputs are added to the yielded list, in order."""
-        self._outputs = []
+        stages: list[Stage] = []
+        self._stages = stages
         try:
-            yield self._outputs
+            with ExitStack() as stack:
+                if profile.current().on_cpu:
+                    add = stages.append
+                    stack.enter_context(divided_attention(lambda each: add(Stage("block", each))))
+                yield stages
         finally:
-            self._outputs = None
+            self._stages = None
 
-    def _record(self, module: Any) -> None:
+    def _record(self, name: str, module: Any) -> None:
         base: Any = type(module)
         call: Callable[..., Any] = base.__call__
 
         def recording(module: Any, *inputs: Any, **settings: Any) -> Any:
             result = call(module, *inputs, **settings)
             output = result[0] if isinstance(result, tuple) else result
-            if self._outputs is not None and isinstance(output, mx.array):
-                self._outputs.append(output)
+            if self._stages is not None and isinstance(output, mx.array):
+                self._stages.append(Stage(name, output))
             return result
 
         module.__class__ = type(base.__name__, (base,), {"__call__": recording})

@@ -295,9 +295,9 @@ def test_beside_a_prompt_an_image_has_half_of_the_time(monkeypatch: pytest.Monke
     encode = ImageEncoder.encode
     bench = Bench(_model("llava"), tokens=16)
 
-    def timed(self: ImageEncoder, limit: float) -> None:
+    def timed(self: ImageEncoder, limit: float) -> float:
         seconds.append((bool(bench.core.scheduler.prefilling), limit))
-        encode(self, 0.0)
+        return encode(self, 0.0)
 
     monkeypatch.setattr(ImageEncoder, "encode", timed)
     monkeypatch.setattr("chairlift.engine.core.core.MAX_ENCODER_WAITS", 0)
