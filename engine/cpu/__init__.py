@@ -1,4 +1,4 @@
-"""Faster computation on the CPU: the BLAS, its threads, and kernels in NumPy.
+"""Faster computation on the CPU: the BLAS, its threads, and kernels in NumPy and LLVM.
 
 ``blas.load_fast_blas`` has to run before MLX is imported, so ``blas``, ``cores``, ``openmp`` and
 ``thread_count`` import no MLX. ``kernels.install`` and ``decode_attention.install`` replace parts

@@ -15,8 +15,9 @@ import threading
 from types import TracebackType
 from typing import Protocol
 
-from chairlift.engine.cpu import cores, worker_threads
+from chairlift.engine.cpu import cores
 from chairlift.engine.cpu.blas import load_fast_blas
+from chairlift.engine.cpu.compiled import worker_threads
 from chairlift.engine.cpu.cores import Usage
 
 log = logging.getLogger(__name__)

@@ -1,5 +1,6 @@
 """Kernels that LLVM compiles for the CPU at hand (the package ``llvmlite``).
 
-``llvm_kernel`` compiles them; the other ``llvm_`` modules write parts of them in LLVM's language.
-``compiled_matmul`` and ``row_attention`` call them.
+``host_compiler`` compiles them, and ``worker_threads`` shares their parts; the ``llvm_`` modules
+write them in LLVM's language. ``compiled_matmul``, ``amx_matmul``, ``row_attention`` and
+``compiled_elementwise`` call them.
 """

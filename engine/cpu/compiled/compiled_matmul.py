@@ -10,8 +10,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from chairlift.engine.cpu import worker_threads
-from chairlift.engine.cpu.compiled import llvm_kernel
+from chairlift.engine.cpu.compiled import llvm_kernel, worker_threads
 from chairlift.engine.cpu.compiled.host_compiler import Function
 from chairlift.engine.cpu.compiled.llvm_jobs import (
     ARGUMENTS,

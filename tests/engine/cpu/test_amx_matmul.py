@@ -14,9 +14,9 @@ from chairlift.engine.cpu.compiled import amx_matmul, llvm_amx
 from chairlift.engine.cpu.compiled.amx_matmul import AmxMatrix
 from chairlift.engine.cpu.compiled.compiled_matmul import run_shared
 from chairlift.engine.cpu.compiled.llvm_amx import INPUTS, PIECES, ROWS
+from chairlift.engine.cpu.compiled.worker_threads import shared
 from chairlift.engine.cpu.gemm import Floats
 from chairlift.engine.cpu.views import aligned
-from chairlift.engine.cpu.worker_threads import shared
 
 pytestmark = pytest.mark.skipif(
     not amx_matmul.available(), reason="llvmlite is not installed, or this CPU has no AMX"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from chairlift.engine.cpu.compiled import compiled_matmul, llvm_kernel
 from chairlift.engine.cpu.compiled.compiled_matmul import CompiledMatrix, attention_products
-from chairlift.engine.cpu.worker_threads import shared
+from chairlift.engine.cpu.compiled.worker_threads import shared
 
 pytestmark = pytest.mark.skipif(
     not compiled_matmul.available(), reason="llvmlite is not installed, or not for this CPU"

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from chairlift.engine.cpu.compiled import compiled_matmul, llvm_kernel, row_attention
 from chairlift.engine.cpu.compiled.llvm_row_attention import MAX_QUERIES
+from chairlift.engine.cpu.compiled.worker_threads import shared
 from chairlift.engine.cpu.gemm import Floats
-from chairlift.engine.cpu.worker_threads import shared
 
 pytestmark = pytest.mark.skipif(
     not compiled_matmul.available(), reason="llvmlite is not installed, or not for this CPU"

@@ -10,11 +10,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from chairlift.engine.cpu import cores, worker_threads
-from chairlift.engine.cpu.compiled import compiled_matmul, llvm_jobs
+from chairlift.engine.cpu import cores
+from chairlift.engine.cpu.compiled import compiled_matmul, llvm_jobs, worker_threads
 from chairlift.engine.cpu.compiled.compiled_matmul import CompiledMatrix
 from chairlift.engine.cpu.compiled.llvm_jobs import PUBLISHED, READERS
-from chairlift.engine.cpu.worker_threads import WorkerThreads
+from chairlift.engine.cpu.compiled.worker_threads import WorkerThreads
 
 pytestmark = pytest.mark.skipif(llvm_jobs.compiled() is None, reason="llvmlite is not installed")
 
@@ -52,7 +52,7 @@ def test_many_jobs_after_each_other_are_computed_whole(threads: WorkerThreads) -
         for pause in (0.0, 0.0001, 0.01):
             products.check(200)
             time.sleep(pause)
-    assert not threads._state[[PUBLISHED, READERS]].any()
+    assert threads._state[PUBLISHED] == threads._state[READERS] == 0
 
 
 def test_the_number_of_threads_may_change(threads: WorkerThreads) -> None:

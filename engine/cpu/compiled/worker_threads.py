@@ -8,19 +8,19 @@ long as a product of few tokens.
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
 from _thread import allocate_lock
 
-import numpy as np
-
 from chairlift.engine.cpu import cores
 from chairlift.engine.cpu.compiled import llvm_jobs
 from chairlift.engine.cpu.compiled.llvm_jobs import COUNT, STATE_SIZE, Pool
-from chairlift.engine.cpu.views import aligned
 
 # Seconds that a thread looks for the next job: longer than the other work of a layer.
 LOOKING_SECONDS = 200e-6
+# Bytes of a cache line.
+_LINE = 64
 # Pauses from which their speed is measured.
 _TRIAL_PAUSES = 5000
 
@@ -61,9 +61,10 @@ class WorkerThreads:
     """
 
     def __init__(self) -> None:
-        self._state = aligned(8 * STATE_SIZE).view(np.int64)
-        self._state[:] = 0
-        self.address: int = self._state.ctypes.data
+        memory = ctypes.create_string_buffer(8 * STATE_SIZE + _LINE)
+        start = -ctypes.addressof(memory) % _LINE
+        self._state = (ctypes.c_int64 * STATE_SIZE).from_buffer(memory, start)
+        self.address = ctypes.addressof(self._state)
         self._threads = cores.available()
         self._workers: list[_Worker] = []
         self._busy = threading.Lock()
@@ -107,7 +108,7 @@ class WorkerThreads:
     def _start(self, pool: Pool) -> None:
         if not self.pauses:
             start = time.perf_counter()
-            pool.serve(self.address, int(self._state[COUNT]), _TRIAL_PAUSES)
+            pool.serve(self.address, self._state[COUNT], _TRIAL_PAUSES)
             seconds = time.perf_counter() - start
             self.pauses = round(_TRIAL_PAUSES * LOOKING_SECONDS / seconds)
         for number in range(len(self._workers) + 1, self._threads):
