@@ -1,7 +1,7 @@
-"""Linear layers that multiply small batches of tokens without MLX; see ``matrix``.
+"""Linear layers that multiply without MLX; see ``matrix``.
 
 A product of few tokens takes as long as reading the weights, in whichever form a ``Backend`` keeps
-them. A product of many tokens is bound by arithmetic and stays MLX's. Layers evaluate their input
+them. One of more tokens than a backend is good for stays MLX's. Layers evaluate their input
 while the graph is built, so such a model is eager; see ``kernels``.
 """
 

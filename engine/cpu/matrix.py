@@ -1,4 +1,4 @@
-"""Weights as the products of few tokens read them: by AMX, by a compiled kernel, or by the BLAS.
+"""Weights as products outside of MLX read them: by AMX, by a compiled kernel, or by the BLAS.
 
 A product of few tokens takes as long as reading the weights, so fewer bytes are fewer milliseconds.
 """

@@ -78,15 +78,19 @@ def _served(
     limits: Limits,
     seconds: Callable[[Work], float],
     on_plan: Callable[[Plan], None] = lambda plan: None,
+    spent: float = 0.0,
 ) -> list[tuple[Work, float]]:
-    """Serves forty prompts, a few of them long; returns work and seconds of steps with rows."""
+    """Serves forty prompts, a few of them long; returns work and seconds of steps with rows.
+
+    Other work takes ``spent`` seconds of each step's time.
+    """
     random_, scheduler = random.Random(1), Scheduler(limits)
     for number in range(40):
         prompt = 4_000 if number % 13 == 5 else random_.randrange(50, 700)
         scheduler.add(Sequence(str(number), [1] * prompt, random_.randrange(100, 300)))
     capacities, in_flight, steps = (NO_CAPACITY,), list[Sequence](), list[tuple[Work, float]]()
     while not scheduler.idle or in_flight:
-        plan = scheduler.plan(capacities)
+        plan = scheduler.plan(capacities, spent=spent)
         on_plan(plan)
         scheduler.commit(plan)
         capacities = plan.capacities
@@ -116,6 +120,15 @@ def test_steps_beside_rows_keep_to_their_time() -> None:
     assert max(took for _, took in _served(_limits(1e9, 0.0), seconds)) > 0.03
     prompts = [work.tokens for work, _ in steps if work.tokens > 0]
     assert sum(prompts) / len(prompts) > 300, "prompts use the time that they have"
+
+
+def test_prompts_have_the_time_that_other_work_leaves() -> None:
+    seconds = _machine(1.0)
+    for spent, most in ((0.01, 0.01), (0.05, 0.02)):  # with no time left, prompts have a minimum
+        steps = _served(_limits(0.02, 0.0), seconds, spent=spent)
+        late = [took for _, took in steps[5:] if took > 1.1 * most]
+        assert len(late) <= len(steps) / 100
+        assert any(work.tokens for work, _ in steps)
 
 
 def test_prompts_may_take_as_long_as_the_rows_themselves() -> None:

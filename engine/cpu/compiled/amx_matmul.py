@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -116,10 +115,9 @@ def _packed(weights: Sequence[mx.array], panels: int, steps: int) -> NDArray[np.
 
 def _widened(x: Floats, width: int) -> Floats:
     """``[tokens, inputs]`` with zeros behind the inputs."""
-    wide: Any = np.zeros((len(x), width), np.float32)
+    wide: Floats = np.zeros((len(x), width), np.float32)
     wide[:, : x.shape[1]] = x
-    result: Floats = wide
-    return result
+    return wide
 
 
 _products, _pieces = Scratch(), Scratch()

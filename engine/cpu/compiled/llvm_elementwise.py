@@ -28,8 +28,8 @@ def source(lanes: int) -> str:
             f"declare {vector} @llvm.fabs.v{lanes}f32({vector})",
             "declare float @llvm.sqrt.f32(float)",
             _sigmoid(lanes),
-            _gated("swiglu", lanes, f"%z = fadd {vector} %g, {splat(-0.0, lanes)}"),
-            _gated("geglu", lanes, _gelu(lanes)),
+            _gated("swiglu", lanes, "", "%g"),
+            _gated("geglu", lanes, _gelu(lanes), "%z"),
             _norm(lanes),
             _rotate(lanes),
         ]
@@ -67,8 +67,8 @@ def _gelu(lanes: int) -> str:
 """
 
 
-def _gated(name: str, lanes: int, argument: str) -> str:
-    """``gate * sigmoid(z) * other``; ``argument`` computes ``%z`` of the gate ``%g``."""
+def _gated(name: str, lanes: int, lines: str, argument: str) -> str:
+    """``gate * sigmoid(argument) * other``; ``lines`` compute the argument of the gate ``%g``."""
     vector = f"<{lanes} x float>"
     body = f"""
   %from = mul i64 %part, %stride
@@ -83,8 +83,8 @@ loop:
   %g = load {vector}, ptr %gp, align 4
   %op = getelementptr float, ptr %or, i64 %i
   %o = load {vector}, ptr %op, align 4
-  {argument}
-  %s = call {vector} @sigmoid({vector} %z)
+  {lines}
+  %s = call {vector} @sigmoid({vector} {argument})
   %gs = fmul {vector} %g, %s
   %r = fmul {vector} %gs, %o
   %rp = getelementptr float, ptr %rr, i64 %i

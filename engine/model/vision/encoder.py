@@ -82,8 +82,8 @@ class ImageEncoder:
         self._failed: dict[str, Exception] = {}
         # The image of which some modules are computed.
         self._begun: _Begun | None = None
-        # The seconds that a stage took last, by its name and its output's shape.
-        self._took: dict[tuple[str, tuple[int, ...]], float] = {}
+        # The seconds that a stage took last for each number of its output, by its name.
+        self._took: dict[str, float] = {}
         self._counts = EncoderCounts()
 
     @property
@@ -208,7 +208,7 @@ class ImageEncoder:
                     raise
             now = time.monotonic()
             took, last = now - last, now
-            self._took[name, output.shape] = took
+            self._took[name] = took / max(1, output.size)
             begun.longest = max(begun.longest, took)
             if begun.stages and now + self._expected(begun) > end:
                 begun.seconds += time.monotonic() - start
@@ -218,9 +218,10 @@ class ImageEncoder:
         return True
 
     def _expected(self, begun: _Begun) -> float:
-        """The seconds of the next stage, as long as such a one took last, or any at most."""
+        """The seconds of the next stage, by what such a one took last, or what any took at most."""
         name, output = begun.stages[0]
-        return self._took.get((name, output.shape), begun.longest)
+        took = self._took.get(name)
+        return begun.longest if took is None else took * output.size
 
     def _keep(self, image: PromptImage, embeddings: mx.array, seconds: float) -> None:
         self._counts.encoded.append(seconds)

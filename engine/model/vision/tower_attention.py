@@ -9,8 +9,10 @@ from typing import Any
 
 import mlx.core as mx
 
-# Scores of a block: 15 ms on two cores. All scores of 1,024 patches and 12 heads are six blocks.
-_SCORES = 1 << 21
+from chairlift.engine.model.attention_blocks import blocks, by_head, part_of
+
+# Those of 1,024 patches and 12 heads are six blocks.
+_SCORE_BYTES = 1 << 23
 
 
 @contextmanager
@@ -36,17 +38,16 @@ def divided_attention(record: Callable[[mx.array], None]) -> Iterator[None]:
         **more: Any,
     ) -> mx.array:
         types = {each.dtype for each in (queries, keys, values)}
-        rows, heads, step = queries.shape[:3]
-        queries_at_once = _SCORES // max(1, rows * heads * keys.shape[2])
-        is_small = step <= max(1, queries_at_once)
-        if more or isinstance(mask, str) or types != {mx.float32} or is_small:
+        parts: list[mx.array] = []
+        plain = not more and types == {mx.float32} and queries.size and keys.size
+        if plain and not isinstance(mask, str):
+            parts = list(_parts(queries, keys, values, scale, mask))
+        if len(parts) < 2:
             result: mx.array = original(queries, keys, values, scale=scale, mask=mask, **more)
             return result
-        outputs = []
-        for output in _blocks(queries, keys, values, scale, mask, max(1, queries_at_once)):
-            record(output)
-            outputs.append(output)
-        return mx.concatenate(outputs, axis=2)
+        for part in parts:
+            record(part)
+        return mx.concatenate(parts).reshape(*queries.shape[:3], values.shape[-1])
 
     fast.scaled_dot_product_attention = attention
     try:
@@ -55,35 +56,25 @@ def divided_attention(record: Callable[[mx.array], None]) -> Iterator[None]:
         fast.scaled_dot_product_attention = original
 
 
-def _blocks(
-    queries: mx.array,
-    keys: mx.array,
-    values: mx.array,
-    scale: float,
-    mask: mx.array | None,
-    block: int,
+def _parts(
+    queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: mx.array | None
 ) -> Iterator[mx.array]:
-    """The outputs of ``block`` queries each, ``[rows, heads, queries, value dim]``."""
+    """The outputs of blocks of queries, ``[queries, value dim]``, in memory order."""
     rows, heads, step, dim = queries.shape
-    key_heads = keys.shape[1]
-    shared = heads // key_heads
+    key_heads, seen = keys.shape[1:3]
+    shape = (rows, key_heads, heads // key_heads, step)
     # Powers of 2 instead of e.
-    scaled = queries.reshape(rows, key_heads, shared, step, dim) * (scale / math.log(2))
-    columns, values = keys[:, :, None].swapaxes(-1, -2), values[:, :, None]
-    for start in range(0, step, block):
-        scores = scaled[..., start : start + block, :] @ columns
-        if mask is not None:
-            part = mask[..., start : start + block, :] if mask.shape[-2] > 1 else mask
-            if part.ndim == 4:
-                part = (
-                    part[:, :, None]
-                    if part.shape[1] == 1
-                    else part.reshape(part.shape[0], key_heads, shared, *part.shape[2:])
-                )
+    scaled = queries.reshape(*shape, dim) * (scale / math.log(2))
+    masks = None if mask is None else by_head(mask, key_heads)
+    for block in blocks(shape, seen, _SCORE_BYTES):
+        own = block.rows, block.key_heads, None
+        scores = scaled[block] @ keys[own].swapaxes(-1, -2)
+        if masks is not None:
+            part = part_of(masks, block)
             if part.dtype == mx.bool_:
                 scores = mx.where(part, scores, mx.finfo(mx.float32).min)
             else:
                 scores = scores + part / math.log(2)
         weights = mx.power(2.0, scores - scores.max(axis=-1, keepdims=True))
-        mixed = (weights @ values) / weights.sum(axis=-1, keepdims=True)
-        yield mixed.reshape(rows, heads, -1, values.shape[-1])
+        mixed = (weights @ values[own]) / weights.sum(axis=-1, keepdims=True)
+        yield mixed.reshape(-1, values.shape[-1])

@@ -17,8 +17,10 @@ from chairlift.engine.model.vision.tower_attention import divided_attention
     shared=st.integers(1, 3),
     step=st.integers(1, 20),
     seen=st.integers(1, 30),
-    mask=st.sampled_from(["none", "bool", "added", "by head", "two axes", "one query"]),
-    scores=st.sampled_from([1, 100, 1 << 21]),
+    mask=st.sampled_from(
+        ["none", "bool", "added", "by head", "two axes", "three axes", "one query"]
+    ),
+    score_bytes=st.sampled_from([4, 400, 1 << 23]),
     large=st.booleans(),
 )
 @settings(max_examples=80)
@@ -29,7 +31,7 @@ def test_blocks_equal_the_whole(
     step: int,
     seen: int,
     mask: str,
-    scores: int,
+    score_bytes: int,
     large: bool,
 ) -> None:
     heads = key_heads * shared
@@ -42,6 +44,7 @@ def test_blocks_equal_the_whole(
         "added": (1, 1, step, seen),
         "by head": (rows, heads, step, seen),
         "two axes": (step, seen),
+        "three axes": (heads, step, seen),
         "one query": (rows, 1, 1, seen),
     }.get(mask)
     given_mask = None
@@ -52,21 +55,22 @@ def test_blocks_equal_the_whole(
     expected = mx.fast.scaled_dot_product_attention(q, k, v, scale=0.3, mask=given_mask)
     outputs: list[mx.array] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tower_attention, "_SCORES", scores)
+        patch.setattr(tower_attention, "_SCORE_BYTES", score_bytes)
         with divided_attention(outputs.append):
             found = mx.fast.scaled_dot_product_attention(q, k, v, scale=0.3, mask=given_mask)
     assert found.shape == expected.shape
     assert mx.allclose(found, expected, rtol=1e-4, atol=1e-5).item()
-    assert sum(output.shape[2] for output in outputs) in (0, step)
-    if scores == 1:
-        assert len(outputs) == (step if step > 1 else 0)
+    queries = rows * heads * step
+    if score_bytes == 4:
+        assert len(outputs) == (queries if queries > 1 else 0)
+    assert sum(map(len, outputs)) == (queries if outputs else 0)
 
 
 def test_other_forms_are_mlxs(monkeypatch: pytest.MonkeyPatch) -> None:
     original = mx.fast.scaled_dot_product_attention
     q = mx.ones((1, 1, 4, 8))
     outputs: list[mx.array] = []
-    monkeypatch.setattr(tower_attention, "_SCORES", 1)
+    monkeypatch.setattr(tower_attention, "_SCORE_BYTES", 4)
     with divided_attention(outputs.append):
         assert mx.fast.scaled_dot_product_attention is not original
         mx.fast.scaled_dot_product_attention(q, q, q, scale=1.0, mask="causal")
