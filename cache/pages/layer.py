@@ -14,6 +14,7 @@ from chairlift.cache.pages.batch import PagedBatch
 from chairlift.cache.pages.buffers import LayerPages
 from chairlift.cache.pages.kernels import KeysValues
 from chairlift.cache.pages.memory import PagedMemory
+from chairlift.cache.pages.page_table import PageLists
 from chairlift.cache.pages.step import KindStep, StepTokens, step_arrays
 
 
@@ -103,7 +104,7 @@ class PagedStep:
     Attributes:
         memory: the pages.
         tokens: the step's tokens.
-        kinds: the tables of each kind, by its window.
+        kinds: the arrays of each kind, by its window.
         more: the further arrays that were uploaded with the step.
         traced: the step is being compiled.
         layers_by_keys: the layers that have taken keys in this step, by the ``id`` of these.
@@ -166,7 +167,7 @@ def paged_step(
     bands: Sequence[PagedBatch],
     chunks: Sequence[tuple[PagedBatch, int]],
     padding: int = 0,
-    min_width: int = 0,
+    min_columns: int = 0,
     drafted: Sequence[Sequence[int]] | None = None,
     tail: int = 0,
     row_limit: int = 0,
@@ -182,7 +183,7 @@ def paged_step(
     Args:
         chunks: prompts of one row each, and the number of their new tokens.
         padding: unused tokens behind those of the rows.
-        min_width: the least pages of a table's row.
+        min_columns: see ``step_arrays``.
         drafted: for each of ``bands``, the tokens that each row takes. Call ``advance`` with those
             that it keeps; until then the rows' offsets stay as they are. None: each row takes one.
         tail: unused tokens behind those of the chunks.
@@ -204,19 +205,17 @@ def paged_step(
         for offset, new in zip(band.offsets, own, strict=True)
     ]
     rows += [(0, 1)] * padding
-    tables = {}
+    lists = {}
     for window, pool in memory.pools.items():
         pool.copies.dispatch()
-        tables_of = [batch.rows[window] for batch, _ in batches]
-        width = max(min_width, *(one.width for one in tables_of))
-        parts = [one.table(width) for one in tables_of]
-        parts.insert(len(bands), np.zeros((padding, width), np.int32))
-        tables[window] = np.concatenate(parts)
+        parts = [batch.rows[window].lists for batch, _ in batches]
+        parts.insert(len(bands), PageLists.empty(padding))
+        lists[window] = PageLists.joined(parts)
     own_chunks = [(batch.offsets[0], new) for batch, new in chunks]
     further = [np.array(numbers, np.int32) for numbers in more]
     forms = dict.fromkeys(memory.forms, memory.kernels.tile_table)
     kinds, uploads = step_arrays(
-        *(rows, own_chunks, tables, tail, row_limit, alone, further, forms)
+        *(rows, own_chunks, lists, tail, row_limit, min_columns, alone, further, forms)
     )
     tokens = next(iter(kinds.values())).tokens
     step = PagedStep(memory, tokens, kinds, uploads)

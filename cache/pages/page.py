@@ -7,6 +7,8 @@ from chairlift.cache.capacity import rounded_up
 # Tokens of a page. Attention looks up one table entry for this many tokens, and half a page of each
 # sequence is unused on average.
 PAGE_TOKENS = 64
+# The smallest bound of the columns that a token sees.
+MIN_COLUMNS = 1024
 
 
 def page_count(tokens: int) -> int:
@@ -34,6 +36,19 @@ def doubled(least: int, needed: int) -> int:
     while size < needed:
         size *= 2
     return size
+
+
+def column_bounds(tokens: int) -> list[int]:
+    """All values of ``column_bound`` for sequences of up to ``tokens`` tokens."""
+    bounds = [MIN_COLUMNS]
+    while bounds[-1] < tokens:
+        bounds.append(2 * bounds[-1])
+    return bounds
+
+
+def column_bound(tokens: int) -> int:
+    """An upper bound of ``tokens``, with few different values: it decides what a step launches."""
+    return doubled(MIN_COLUMNS, tokens)
 
 
 def _distance(tokens: int) -> int:

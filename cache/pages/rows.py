@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from chairlift.cache.pages.page import PAGE_TOKENS, doubled, page_count
+from chairlift.cache.pages.page_table import Numbers, PageLists
 from chairlift.cache.pages.piece import Run
 from chairlift.cache.pages.pool import Page, PagePool, page_of
-from chairlift.cache.pages.step import Table
 
-# Entries of a table's row; longer rows have twice as many, or four times: steps have few different
-# shapes.
+# Page numbers that a row has room for at first.
 MIN_WIDTH = 16
 
 
@@ -33,33 +32,38 @@ class _Row:
 
 
 class PageRows:
-    """The rows' pages in one pool, and the table of their numbers for the kernels."""
+    """The rows' pages in one pool, and their numbers for the kernels."""
 
     def __init__(self, pool: PagePool) -> None:
         self.pool = pool
         self._rows: list[_Row] = []
-        self._table: Table = np.zeros((0, MIN_WIDTH), np.int32)
+        # The numbers of each row's pages, then anything.
+        self._numbers: Numbers = np.zeros((0, MIN_WIDTH), np.int32)
+        # Of each row, the number of its pages, and its first one.
+        self._spans: Numbers = np.zeros((0, 2), np.int32)
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def table(self, width: int) -> Table:
-        """The page numbers of all rows: ``[rows, width]``, 0 where a row has no page."""
-        self._widen(width)
-        return self._table[: len(self._rows), :width]
-
     @property
-    def width(self) -> int:
-        """Entries that the longest row needs in the table, rounded up; see ``MIN_WIDTH``."""
-        return _rounded(max((row.first + len(row.pages) for row in self._rows), default=0))
+    def lists(self) -> PageLists:
+        """The page numbers of all rows."""
+        rows = len(self._rows)
+        counts, firsts = self._spans[:rows].T
+        most = int(counts.max(initial=0))
+        held = np.arange(most, dtype=np.int32) < counts[:, None]
+        ends = np.cumsum(counts, dtype=np.int32)
+        return PageLists(ends - counts - firsts, self._numbers[:rows, :most][held])
 
     def join(self) -> None:
         """Adds an empty row."""
-        if len(self._rows) == len(self._table):
-            more = np.zeros((max(4, len(self._table)), self._table.shape[1]), np.int32)
-            self._table = np.concatenate([self._table, more])
-        self._table[len(self._rows)] = 0
+        row = len(self._rows)
+        if row == len(self._numbers):
+            more = max(4, row)
+            self._numbers = np.pad(self._numbers, ((0, more), (0, 0)))
+            self._spans = np.pad(self._spans, ((0, more), (0, 0)))
         self._rows.append(_Row())
+        self._count(row)
 
     def grow(self, row: int, stop: int) -> None:
         """Takes the pages that a row needs to write up to the position ``stop``.
@@ -68,11 +72,8 @@ class PageRows:
             OutOfPages: there are too few.
         """
         pages = self._rows[row]
-        for index in range(pages.first + len(pages.pages), page_count(stop)):
-            page = self.pool.take()
-            pages.pages.append(page)
-            self._widen(index + 1)
-            self._table[row, index] = page.number
+        for _ in range(pages.first + len(pages.pages), page_count(stop)):
+            self._append(row, self.pool.take())
 
     def shed(self, row: int, position: int) -> None:
         """Gives back the pages that no query at ``position`` or later can see."""
@@ -82,9 +83,9 @@ class PageRows:
         oldest = self.pool.oldest_seen(position)
         if page_of(oldest) > pages.first:
             left = page_of(oldest) - pages.first
-            self._table[row, pages.first : pages.first + left] = 0
             del pages.pages[:left]
             pages.first += left
+            self._write(row)
         pages.oldest = max(pages.oldest, PAGE_TOKENS * pages.first)
 
     def trim(self, row: int, stop: int) -> None:
@@ -92,8 +93,8 @@ class PageRows:
         pages = self._rows[row]
         kept = max(0, page_count(stop) - pages.first)
         if len(pages.pages) > kept:
-            self._table[row, pages.first + kept :] = 0
             del pages.pages[kept:]
+            self._count(row)
 
     def run(self, row: int, start: int, stop: int) -> Run:
         """The newest tokens of ``[start, stop)`` that the row has, shared by reference."""
@@ -112,7 +113,6 @@ class PageRows:
         pages.first = page_of(run.oldest)
         pages.oldest = run.oldest
         pages.pages = list(run.pages)
-        self._widen(pages.first + len(pages.pages))
         end = run.stop % PAGE_TOKENS
         source = None
         if end and pages.pages:
@@ -120,13 +120,13 @@ class PageRows:
                 pages.pages[-1].end = None
             else:
                 source, pages.pages[-1] = pages.pages[-1], self.pool.take()
-        numbers = [page.number for page in pages.pages]
-        self._table[row, pages.first : pages.first + len(numbers)] = numbers
+        self._write(row)
         return source
 
     def begin(self, row: int, oldest: int) -> None:
         """Sets an empty row's first page to that of the position ``oldest``."""
         self._rows[row].first, self._rows[row].oldest = page_of(oldest), oldest
+        self._count(row)
 
     def last(self, row: int, count: int) -> Sequence[Page]:
         """The last ``count`` pages of a row."""
@@ -142,18 +142,36 @@ class PageRows:
 
     def arrange(self, order: Sequence[int]) -> None:
         """Keeps the rows ``order``, in this order."""
-        self._table[: len(order)] = self._table[list(order)]
+        for array in (self._numbers, self._spans):
+            array[: len(order)] = array[list(order)]
         self._rows = [self._rows[row] for row in order]
 
     def mark(self, used: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> None:
         """Marks the numbers of all pages of the rows."""
-        used[self.table(self.width).ravel()] = True
+        used[self.lists.pages] = True
+
+    def _append(self, row: int, page: Page) -> None:
+        """Adds a page to a row."""
+        pages = self._rows[row].pages
+        pages.append(page)
+        self._widen(len(pages))
+        self._numbers[row, len(pages) - 1] = page.number
+        self._count(row)
+
+    def _write(self, row: int) -> None:
+        """Writes all of a row's page numbers."""
+        pages = self._rows[row].pages
+        self._widen(len(pages))
+        self._numbers[row, : len(pages)] = [page.number for page in pages]
+        self._count(row)
+
+    def _count(self, row: int) -> None:
+        """Writes how many pages a row has, and its first one."""
+        self._spans[row] = len(self._rows[row].pages), self._rows[row].first
 
     def _widen(self, width: int) -> None:
-        if width > self._table.shape[1]:
-            wider = np.zeros((len(self._table), _rounded(width)), np.int32)
-            wider[:, : self._table.shape[1]] = self._table
-            self._table = wider
+        if (more := doubled(MIN_WIDTH, width) - self._numbers.shape[1]) > 0:
+            self._numbers = np.pad(self._numbers, ((0, 0), (0, more)))
 
     def check_integrity(self, offsets: Sequence[int]) -> None:
         """Asserts the invariants between two steps, for rows of these lengths."""
@@ -161,24 +179,11 @@ class PageRows:
         for row, (pages, offset) in enumerate(zip(self._rows, offsets, strict=True)):
             numbers = [page.number for page in pages.pages]
             stop = pages.first + len(numbers)
-            assert self._table[row, pages.first : stop].tolist() == numbers, row
-            assert not self._table[row, : pages.first].any(), row
-            assert not self._table[row, stop:].any(), row
+            assert self._numbers[row, : len(numbers)].tolist() == numbers, row
+            assert self._spans[row].tolist() == [len(numbers), pages.first], row
             # A row whose draft is being verified may have more pages.
             assert stop >= page_count(offset), (row, stop, offset)
             assert page_of(pages.oldest) == pages.first or not numbers, (row, pages)
             assert pages.oldest <= self.pool.oldest_seen(offset), (row, pages, offset)
             if offset % PAGE_TOKENS and numbers:
                 assert pages.pages[-1].end is None, (row, "another sequence may append")
-
-
-def table_widths(tokens: int) -> list[int]:
-    """All numbers of entries that tables may have for sequences of up to ``tokens`` tokens."""
-    widths = [MIN_WIDTH]
-    while widths[-1] < page_count(tokens):
-        widths.append(2 * widths[-1])
-    return widths
-
-
-def _rounded(width: int) -> int:
-    return doubled(MIN_WIDTH, width)

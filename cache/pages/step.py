@@ -11,11 +11,12 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from chairlift.cache.pages.page import doubled
+from chairlift.cache.pages.page import column_bound, doubled
+from chairlift.cache.pages.page_table import PageLists, page_table
 
 Table = NDArray[np.int32]
 
-# Lines of the tables for chunks and unused tokens; with more chunks, twice as many, and so on.
+# Lines of the page tables for chunks and unused tokens; with more chunks, twice as many, and so on.
 CHUNK_LINES = 16
 
 _ZERO = mx.array(0, mx.int32)
@@ -28,7 +29,7 @@ class ChunkPlace(NamedTuple):
         token: the number of its first token in the step.
         position: the position of that token in its sequence.
         tokens: the number of its tokens.
-        sequence: its row in the tables.
+        sequence: its line in the page tables.
     """
 
     token: int
@@ -43,16 +44,19 @@ class StepSizes(NamedTuple):
     Attributes:
         tokens: all tokens, with unused ones.
         rows: the number of tokens of decode rows: one of each, or a few with a draft. They come
-            first; the first rows of the tables are theirs.
+            first; the first lines of the page tables are theirs.
         row_limit: an upper bound of ``rows``, the same in many steps; kernels for single tokens
             compute so many. At least 1.
         chunk_limit: an upper bound of the number of prompts, and one more, the same in many steps.
+        column_limit: an upper bound of the columns that a token of a row sees, the same in many
+            steps.
     """
 
     tokens: int
     rows: int
     row_limit: int
     chunk_limit: int
+    column_limit: int
 
 
 class TileTable(NamedTuple):
@@ -83,7 +87,7 @@ class TokenArrays(NamedTuple):
 
     Attributes:
         offset: the position of each token.
-        owners: each token's row in the tables.
+        owners: each token's line in the page tables.
         begins: the position of the first new token of its sequence.
         stops: the position after each token.
         row_stops: as ``stops``, but 0 for tokens of chunks and unused ones.
@@ -132,13 +136,12 @@ class KindStep:
 
     Attributes:
         tokens: the step's tokens.
-        tables: ``[tokens of decode rows and chunks, pages of a sequence]`` int32, the number of
-            each page; 0 where a sequence has no page. With chunks there are further lines without
-            pages, the first of them for unused tokens.
+        pages: the ``page_table`` with a line for each token of decode rows, then for each chunk.
+            With chunks there are further lines, the first of them for unused tokens.
     """
 
     tokens: StepTokens
-    tables: mx.array
+    pages: mx.array
     _lengths: dict[tuple[int | None, bool], mx.array] = field(default_factory=dict)
 
     def lengths(self, window: int | None, rows_only: bool = False) -> mx.array:
@@ -164,24 +167,26 @@ class StepArrays(NamedTuple):
 def step_arrays(
     rows: Sequence[tuple[int, int]],
     chunks: Sequence[tuple[int, int]],
-    tables: Mapping[int | None, Table],
+    lists: Mapping[int | None, PageLists],
     tail: int = 0,
     row_limit: int = 0,
+    min_columns: int = 0,
     alone: bool = False,
     more: Sequence[Table] = (),
     forms: Mapping[Hashable, Tiler] | None = None,
 ) -> StepArrays:
     """The arrays of a step, by the kinds' windows.
 
-    Each token of a decode row gets a row of the tables of its own, so that a step in which rows
-    bring drafts has the shapes of one with more rows.
+    Each token of a decode row gets a line of its own in the page tables, so that a step in which
+    rows bring drafts has the shapes of one with more rows.
 
     Args:
         rows: position and number of tokens of each decode row.
         chunks: the same of each chunk.
-        tables: for each kind, a row for each decode row, then one for each chunk.
+        lists: for each kind, the pages of each decode row, then those of each chunk.
         tail: unused tokens behind those of the chunks. Each is the first of a sequence in page 0.
         row_limit: see ``StepSizes``; at least the tokens of the rows, at most all tokens.
+        min_columns: the least ``StepSizes.column_limit``.
         alone: each token of a row reads its columns by itself; rows with several are no chunks.
         more: further arrays to upload.
         forms: forms of layers that need tiles if there are chunks, and what makes them.
@@ -197,7 +202,6 @@ def step_arrays(
     places = np.concatenate([np.arange(decoded), owners[decoded:] + (decoded - len(rows))])
     numbers = [offsets, places.astype(np.int32), begins, offsets + np.int32(1)]
     copies = np.array([*counts[: len(rows)], *[1] * len(chunks)], np.int32)
-    tables_of = [np.repeat(table, copies, axis=0) for table in tables.values()]
     own = [
         ChunkPlace(token, position, count, line)
         for token, position, count, line in zip(
@@ -206,10 +210,13 @@ def step_arrays(
         if token >= decoded or (count > 1 and not alone)
     ]
     row_limit = min(max(row_limit, decoded, 1), len(owners) + tail)
-    sizes = StepSizes(len(owners) + tail, decoded, row_limit, doubled(CHUNK_LINES, len(chunks) + 1))
+    chunk_limit = doubled(CHUNK_LINES, len(chunks) + 1)
+    longest = int((positions + counts)[: len(rows)].max(initial=min_columns))
+    sizes = StepSizes(*(len(owners) + tail, decoded, row_limit, chunk_limit, column_bound(longest)))
+    lines = decoded + len(chunks)
     tiles: dict[Hashable, TileTable] = {}
     if own or tail:
-        unused = (0, decoded + len(chunks), 0, 1)
+        unused = (0, lines, 0, 1)
         numbers = [
             _filled(array, sizes.tokens, number)
             for array, number in zip(numbers, unused, strict=True)
@@ -217,15 +224,18 @@ def step_arrays(
         numbers.append(numbers[-1].copy())
         numbers[-1][: len(owners)][counts[owners] != 1] = 0
         numbers[-1][decoded:] = 0
-        lines = row_limit + sizes.chunk_limit
-        tables_of = [_filled(table, lines, 0) for table in tables_of]
+        lines = row_limit + chunk_limit
         tiles = {form: tiler(own, sizes, form) for form, tiler in (forms or {}).items()}
-    parts = uploaded([*numbers, *tables_of, *(tile.table for tile in tiles.values()), *more])
+    tables = [
+        page_table(PageLists(np.repeat(starts, copies), pages), lines)
+        for starts, pages in lists.values()
+    ]
+    parts = uploaded([*numbers, *tables, *(tile.table for tile in tiles.values()), *more])
     arrays = [parts.popleft() for _ in numbers]
     if len(arrays) < len(TokenArrays._fields):
         arrays.append(arrays[-1])  # all tokens are alone
     tokens = StepTokens(sizes, TokenArrays(*arrays), own)
-    kinds = {window: KindStep(tokens, parts.popleft()) for window in tables}
+    kinds = {window: KindStep(tokens, parts.popleft()) for window in lists}
     for form, (_, slots) in tiles.items():
         tokens.tiles[form] = Tiles(parts.popleft(), slots)
     return StepArrays(kinds, list(parts))
@@ -233,7 +243,7 @@ def step_arrays(
 
 def _filled(array: Table, length: int, number: int) -> Table:
     """An array that is extended to ``length`` by a number."""
-    result = np.full((length, *array.shape[1:]), number, array.dtype)
+    result = np.full(length, number, array.dtype)
     result[: len(array)] = array
     return result
 

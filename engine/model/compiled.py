@@ -133,11 +133,12 @@ class CompiledSteps:
         self._step = step
         try:
             return self._call(
+                _shape(step, positions),
                 tokens,
                 [] if positions is None else [positions],
                 list(step.tokens.arrays),
                 tiles,
-                [kind.tables for kind in step.kinds.values()],
+                [kind.pages for kind in step.kinds.values()],
                 [layer.buffers for layer in step.memory.layers],
                 [] if call is None else [call.own],
             )
@@ -146,6 +147,7 @@ class CompiledSteps:
 
     def _traced(
         self,
+        shape: Shape,
         tokens: mx.array,
         positions: Sequence[mx.array],
         arrays: Sequence[mx.array],
@@ -157,11 +159,12 @@ class CompiledSteps:
         """The function that is compiled. Every array that changes between steps is an argument.
 
         Args:
+            shape: makes MLX trace each shape of a step, also if all arrays have the same sizes.
             tokens: ``[tokens, 1]``.
             positions: the tokens whose logits are needed; empty: all.
             arrays: ``TokenArrays``.
             tiles: those of each form of layers.
-            tables: the tables of each kind.
+            tables: the page table of each kind.
             buffers: keys and values of each layer.
             slots: the slots of the tokens' adapters, see ``Routing.traced``; empty without
                 adapters.
@@ -195,8 +198,9 @@ class CompiledSteps:
 
 def _shape(step: PagedStep, positions: Positions) -> Shape:
     """The numbers that decide which kernels a step launches."""
-    tokens = step.tokens
-    sizes = [size for kind in step.kinds.values() for size in kind.tables.shape]
+    tokens, sizes = step.tokens, step.tokens.sizes
     count = tokens.arrays.offset.size
     needed = count if positions is None else positions.size
-    return (count, tokens.sizes.row_limit, needed, bool(tokens.chunks), *sizes)
+    limits = sizes.row_limit, sizes.chunk_limit, sizes.column_limit
+    entries = (kind.pages.size for kind in step.kinds.values())
+    return (count, needed, int(bool(tokens.chunks)), *limits, *entries)

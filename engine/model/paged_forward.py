@@ -18,8 +18,7 @@ from chairlift.cache.kinds import Cache
 from chairlift.cache.pages.batch import PagedBatch
 from chairlift.cache.pages.layer import PagedStep, paged_step
 from chairlift.cache.pages.memory import PagedMemory
-from chairlift.cache.pages.page import doubled, page_count, step_size
-from chairlift.cache.pages.rows import table_widths
+from chairlift.cache.pages.page import column_bounds, doubled, step_size
 from chairlift.engine.model.compiled import CompiledSteps
 from chairlift.engine.model.drafted import DraftedBand, row_runs
 from chairlift.engine.model.forward import (
@@ -33,10 +32,10 @@ from chairlift.engine.model.head import Head
 from chairlift.engine.model.lora_routing import Run, Slot
 from chairlift.engine.model.vision.token_inputs import TokenInputs
 
-# Steps are compiled in advance for sequences of up to this many tokens, and later ones when they
-# recur. Tables of steps with prompts are at least so wide.
+# Steps are compiled in advance for rows of up to this many tokens, and later ones when they recur.
+# Steps with chunks launch what rows of this many tokens need, also if all rows are shorter; prompts
+# may have any length.
 COMPILED_TOKENS = 8192
-MIN_PAGES = page_count(COMPILED_TOKENS)
 # Different tokens of the steps that compile; any vocabulary has so many.
 TRIAL_TOKENS = 8
 # A step with chunks has the shape of one with so many tokens of rows; with more, of one with twice
@@ -99,8 +98,8 @@ class PagedForward(Forward):
         """
         batch = PagedBatch(memory)
         for rows in dict.fromkeys(map(step_size, range(max_rows + FEW_TOKENS, 0, -1))):
-            for pages in table_widths(COMPILED_TOKENS):
-                with paged_step([batch], [], rows, pages) as step:
+            for columns in column_bounds(COMPILED_TOKENS):
+                with paged_step([batch], [], rows, columns) as step:
                     self._steps.compile(step, mx.arange(rows)[:, None] % TRIAL_TOKENS, None)
         most = min(tokens, max_rows * (1 + draft_tokens))
         for size in dict.fromkeys(map(step_size, range(tokens, 0, -1))):
@@ -113,7 +112,7 @@ class PagedForward(Forward):
         prompt.join()
         count = min(tokens, TRIAL_TOKENS)
         new, tail = [(prompt, count)], tokens - count
-        with paged_step([], new, 0, MIN_PAGES, tail=tail, row_limit=row_limit) as step:
+        with paged_step([], new, 0, COMPILED_TOKENS, tail=tail, row_limit=row_limit) as step:
             numbers = mx.arange(tokens)[:, None] % TRIAL_TOKENS
             self._chunk_steps.compile(step, numbers, numbers[:row_limit, 0])
         prompt.reset()
@@ -184,7 +183,7 @@ class PagedForward(Forward):
         # Prompts' own logprobs need further logits than those of rows.
         needed = step_size(len(packed.positions)) if plain else row_limit
         more = [packed.new, _padded_positions(packed, needed)]
-        step_with = partial(paged_step, rows, new, 0, MIN_PAGES, counts, tail, row_limit)
+        step_with = partial(paged_step, rows, new, 0, COMPILED_TOKENS, counts, tail, row_limit)
         with (
             _fed_step(step_with, tokens, more) as (step, fed, positions),
             self.routing.of(runs),

@@ -16,8 +16,8 @@ class TokenStep(NamedTuple):
     The tokens of one sequence are neighbours in the step, in the order of their positions.
 
     Attributes:
-        tables: ``[sequences, width]`` int32, each sequence's pages.
-        owners: ``[tokens]`` int32, the row of ``tables``.
+        pages: ``[entries]`` int32, a ``page_table`` of the sequences.
+        owners: ``[tokens]`` int32, the line of ``pages``.
         begins: ``[tokens]`` int32, the first position of the token's sequence in this step. Keys
             from there on are read from the step's arrays, older ones from the pool.
         lengths: ``[tokens]`` int32, the visible columns, the token's own included; 0: the token is
@@ -25,7 +25,7 @@ class TokenStep(NamedTuple):
         stops: ``[tokens]`` int32, the token's position plus one.
     """
 
-    tables: mx.array
+    pages: mx.array
     owners: mx.array
     begins: mx.array
     lengths: mx.array
@@ -36,9 +36,9 @@ class ChunkStep(NamedTuple):
     """Prompt chunks, in tiles of query tokens; ``tiles.chunk_step`` makes it.
 
     Attributes:
-        tables: ``[sequences, width]`` int32, each sequence's pages.
+        pages: ``[entries]`` int32, a ``page_table`` of the sequences.
         tiles: ``[tiles and their splits, 8]`` int32: the index of the chunk's first token in the
-            arrays, the position of that token, the chunk's tokens, the row of ``tables``, the
+            arrays, the position of that token, the chunk's tokens, the line of ``pages``, the
             tile's first token within the chunk (a multiple of ``chunk_attention.tile_tokens``), the
             number of the split, the number of the tile's splits, and the tile's first slot for
             their results. The last ones start first. A tile without splits copies the results of
@@ -48,7 +48,7 @@ class ChunkStep(NamedTuple):
         decoded: ``[tokens of rows, heads, 1, dim]``, results of single tokens.
     """
 
-    tables: mx.array
+    pages: mx.array
     tiles: mx.array
     slots: int
     lengths: mx.array

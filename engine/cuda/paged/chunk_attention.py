@@ -92,7 +92,7 @@ def _compile(
     pool = empty_pool(dim, dtype, quantization)
     sinks = mx.zeros((group,)) if with_sinks else None
     tiles = mx.array([[0, 0, 1, 0, 0, 0, 1, 0]], mx.int32)
-    step = ChunkStep(mx.zeros((1, 1), mx.int32), tiles, 0, mx.zeros((1,), mx.int32), queries)
+    step = ChunkStep(mx.zeros((2,), mx.int32), tiles, 0, mx.zeros((1,), mx.int32), queries)
     mx.eval(_attend(queries, KeysValues(new, new), pool, step, 1.0, None, sinks, quantization))
 
 
@@ -118,7 +118,7 @@ def _attend(
             queries,
             *new,
             *pool,
-            step.tables,
+            step.pages,
             step.tiles,
             step.lengths,
             step.decoded,
@@ -169,7 +169,7 @@ def _kernel(blocks: int) -> Any:
             "new_values",
             "keys",
             "values",
-            "tables",
+            "pages",
             "tiles",
             "lengths",
             "decoded",

@@ -35,23 +35,25 @@ class CudaPages:
         check(*new)
         tokens, arrays = step.tokens, step.tokens.arrays
         if quantization is not None:
-            places = step.tables, arrays.owners, arrays.stops
+            places = step.pages, arrays.owners, arrays.stops
             new = pack(new, buffers, *places, quantization)
         by_chunk = bool(tokens.chunks) and queries.dtype != mx.float32
         seen = TokenStep(
-            *(step.tables, arrays.owners, arrays.begins),
+            *(step.pages, arrays.owners, arrays.begins),
             *(step.lengths(window, rows_only=by_chunk), arrays.stops),
         )
         count = tokens.sizes.row_limit if by_chunk else None
+        limit = tokens.sizes.column_limit
         single = token_attention(
-            *(queries, new, buffers, seen, scale, sinks, window, quantization, count)
+            *(queries, new, buffers, seen, min(limit, window or limit)),
+            *(scale, sinks, quantization, count),
         )
         if not by_chunk:
             return single
         _, key_heads, _, dim = new.keys.shape
         form = Form(key_heads, queries.shape[1] // key_heads, dim, window)
         tiles = tokens.tiles_of(form, self.tile_table)
-        chunks = ChunkStep(step.tables, tiles.array, tiles.slots, seen.lengths, single)
+        chunks = ChunkStep(step.pages, tiles.array, tiles.slots, seen.lengths, single)
         return chunk_attention(queries, new, buffers, chunks, scale, window, sinks, quantization)
 
     def tile_table(

@@ -20,7 +20,7 @@ from chairlift.engine.cuda.source import included
 def pack(
     new: KeysValues,
     pool: KeysValues,
-    tables: mx.array,
+    pages: mx.array,
     owners: mx.array,
     stops: mx.array,
     quantization: Quantization,
@@ -30,8 +30,8 @@ def pack(
     Args:
         new: ``[tokens, key heads, 1, dim]``; the quantization's group divides ``dim``.
         pool: ``[pages, key heads, PAGE_TOKENS, packed]`` uint32, contiguous.
-        tables: ``[sequences, width]`` int32, each sequence's pages.
-        owners: ``[tokens]`` int32, each token's row of ``tables``.
+        pages: ``[entries]`` int32, a ``page_table`` of the sequences.
+        owners: ``[tokens]`` int32, each token's line of ``pages``.
         stops: ``[tokens]`` int32, each token's position plus one.
 
     Returns:
@@ -39,7 +39,7 @@ def pack(
     """
     tokens, key_heads, _, dim = new.keys.shape
     results = _kernel()(
-        inputs=[*new, *pool, tables, owners, stops],
+        inputs=[*new, *pool, pages, owners, stops],
         template=[
             ("T", new.keys.dtype),
             ("DIM", dim),
@@ -65,7 +65,7 @@ def template_of(quantization: Quantization | None) -> list[tuple[str, int]]:
 def _kernel() -> Any:
     return mx.fast.cuda_kernel(
         name="chairlift_pages_pack",
-        input_names=["new_keys", "new_values", "keys", "values", "tables", "owners", "stops"],
+        input_names=["new_keys", "new_values", "keys", "values", "pages", "owners", "stops"],
         output_names=["rounded_keys", "rounded_values"],
         header=included("ptx", "packed_rows"),
         source=included("pack"),

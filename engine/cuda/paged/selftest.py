@@ -8,9 +8,11 @@ from itertools import accumulate
 from typing import NamedTuple
 
 import mlx.core as mx
+import numpy as np
 
 from chairlift.cache.pages.kernels import KeysValues
 from chairlift.cache.pages.page import PAGE_TOKENS
+from chairlift.cache.pages.page_table import PageLists, page_table
 from chairlift.cache.pages.step import ChunkPlace
 from chairlift.engine.cuda.paged.arrays import ChunkStep, TokenStep
 from chairlift.engine.cuda.paged.chunk_attention import chunk_attention
@@ -66,12 +68,12 @@ def tokens_right(count: int, window: int | None, with_sinks: bool) -> bool:
     inputs = _inputs(sequences + [(62, prompt)] * bool(prompt), with_sinks)
     stops = inputs.positions + 1
     lengths = mx.minimum(stops, window or stops)
-    step = TokenStep(inputs.tables, inputs.owners, inputs.begins, lengths, stops)
+    step = inputs.step(lengths)
     return _right(
         inputs,
         window,
         lambda: token_attention(
-            inputs.queries, inputs.new, inputs.pool, step, _SCALE, inputs.sinks
+            *(inputs.queries, inputs.new, inputs.pool, step, inputs.limit, _SCALE, inputs.sinks)
         ),
     )
 
@@ -88,12 +90,12 @@ def chunks_right(window: int | None, with_sinks: bool) -> bool:
     tiles, slots = chunk_tiles(places, rows, Form(_KEY_HEADS, _GROUP, _DIM, window))
     stops = inputs.positions + 1
     lengths = mx.where(mx.arange(stops.size) < rows, mx.minimum(stops, window or stops), 0)
-    tokens = TokenStep(inputs.tables, inputs.owners, inputs.begins, lengths, stops)
+    tokens = inputs.step(lengths)
 
     def ours() -> mx.array:
         own = inputs.queries, inputs.new, inputs.pool
-        decoded = token_attention(*own, tokens, _SCALE, inputs.sinks, count=rows + 1)
-        step = ChunkStep(inputs.tables, mx.array(tiles), slots, lengths, decoded)
+        decoded = token_attention(*own, tokens, inputs.limit, _SCALE, inputs.sinks, count=rows + 1)
+        step = ChunkStep(inputs.pages, mx.array(tiles), slots, lengths, decoded)
         return chunk_attention(*own, step, _SCALE, window, inputs.sinks)
 
     return _right(inputs, window, ours)
@@ -137,16 +139,30 @@ def copies_right() -> bool:
 
 
 class _Inputs(NamedTuple):
-    """A step's arrays; each sequence's pages are anywhere in the pool, without its new tokens."""
+    """A step's arrays; each sequence's pages are anywhere in the pool, without its new tokens.
+
+    Attributes:
+        tables: ``[sequences, pages]``, the same as ``pages``.
+    """
 
     queries: mx.array
     new: KeysValues
     pool: KeysValues
     tables: mx.array
+    pages: mx.array
     owners: mx.array
     begins: mx.array
     positions: mx.array
     sinks: mx.array | None
+
+    def step(self, lengths: mx.array) -> TokenStep:
+        """The step, in which each token sees ``lengths`` columns."""
+        return TokenStep(self.pages, self.owners, self.begins, lengths, self.positions + 1)
+
+    @property
+    def limit(self) -> int:
+        """An upper bound of the columns that a token sees."""
+        return self.tables.shape[1] * PAGE_TOKENS
 
 
 def _inputs(sequences: Sequence[tuple[int, int]], with_sinks: bool) -> _Inputs:
@@ -158,9 +174,11 @@ def _inputs(sequences: Sequence[tuple[int, int]], with_sinks: bool) -> _Inputs:
     ]
     owners, begins, positions = (mx.array(column, mx.int32) for column in zip(*tokens, strict=True))
     width = -(-max(old + new for old, new in sequences) // PAGE_TOKENS)
-    pages = mx.random.permutation(1 + len(sequences) * width, key=mx.random.key(0))
-    tables = pages[1:].reshape(-1, width).astype(mx.int32)
-    shape = (len(pages), _KEY_HEADS, PAGE_TOKENS)
+    numbers = mx.random.permutation(1 + len(sequences) * width, key=mx.random.key(0))
+    tables = numbers[1:].reshape(-1, width).astype(mx.int32)
+    lists = PageLists(width * np.arange(len(sequences), dtype=np.int32), np.array(tables).ravel())
+    pages = mx.array(page_table(lists, len(sequences)))
+    shape = (len(numbers), _KEY_HEADS, PAGE_TOKENS)
     pool = KeysValues(*(_random(*shape, seed=seed) for seed in (1, 2)))
     places = tables[owners, positions // PAGE_TOKENS], slice(None), positions % PAGE_TOKENS
     new = KeysValues(*(buffer[places][:, :, None] for buffer in pool))
@@ -170,7 +188,7 @@ def _inputs(sequences: Sequence[tuple[int, int]], with_sinks: bool) -> _Inputs:
     heads = _KEY_HEADS * _GROUP
     queries = _random(len(tokens), heads, 1, seed=3)
     sinks = _random(heads, seed=4)[:, 0] if with_sinks else None
-    inputs = _Inputs(queries, new, pool, tables, owners, begins, positions, sinks)
+    inputs = _Inputs(queries, new, pool, tables, pages, owners, begins, positions, sinks)
     mx.eval(inputs)
     return inputs
 

@@ -43,9 +43,9 @@ def token_attention(
     new: KeysValues,
     pool: KeysValues,
     step: TokenStep,
+    limit: int,
     scale: float,
     sinks: mx.array | None = None,
-    window: int | None = None,
     quantization: Quantization | None = None,
     count: int | None = None,
 ) -> mx.array:
@@ -57,9 +57,10 @@ def token_attention(
         pool: ``[pages, key heads, PAGE_TOKENS, dim]``, contiguous; packed, if there is a
             quantization, and then nothing is written: ``packing.pack`` does that.
         step: the tokens' columns.
+        limit: an upper bound of most ``step.lengths``. Tokens that see more are computed in fewer
+            blocks than would be fastest.
         scale: factor of the scores.
         sinks: ``[heads]``, or None.
-        window: upper bound of ``step.lengths``; None: the tables' columns are.
         quantization: that of the pool.
         count: only so many tokens, the first ones, are computed; None: all.
 
@@ -68,10 +69,9 @@ def token_attention(
     """
     group = queries.shape[1] // pool.keys.shape[1]
     _compile(queries.dtype, queries.shape[3], group, sinks is not None, quantization)
-    columns = step.tables.shape[1] * PAGE_TOKENS
     count = len(queries) if count is None else count
     span = _span(count * queries.shape[1] // _heads_per_block(group))
-    splits = -(-(min(columns, window or columns) + 16) // span)
+    splits = -(-(limit + 16) // span)
     return _attend(queries, new, pool, step, scale, sinks, span, splits, quantization, count)
 
 
@@ -92,7 +92,7 @@ def _compile(
     queries, new = (mx.zeros((1, heads, 1, dim), dtype) for heads in (group, 1))
     sinks = mx.zeros((group,)) if with_sinks else None
     one, zero = (mx.array([number], mx.int32) for number in (1, 0))
-    step = TokenStep(mx.zeros((1, 1), mx.int32), zero, zero, one, one)
+    step = TokenStep(mx.zeros((2,), mx.int32), zero, zero, one, one)
     for splits in (1, 2):
         # Each call has a pool of its own: the kernel writes to it.
         pool = empty_pool(dim, dtype, quantization)

@@ -26,7 +26,7 @@
     }
     return;
   }
-  const int* table = tables + (long)tile[3] * tables_shape[1];
+  const int* table = pages + pages[tile[3]];
   const int tokens = min(ROWS / HEADS, tile[2] - first);
   const int position = begin + first, stop = position + tokens;
   const int start = max(0, position - window[0] + 1);  // of the columns that any row sees

@@ -34,7 +34,7 @@
   }
   reinterpret_cast<Eight<T>*>(second ? rounded_values : rounded_keys)[place] = numbers;
   const int column = stops[token] - 1;
-  const int page = tables[(long)owners[token] * tables_shape[1] + column / PAGE];
+  const int page = pages[pages[owners[token]] + column / PAGE];
   unsigned* row = const_cast<unsigned*>(second ? values : keys) +
       (((long)page * key_heads + key_head) * PAGE + column % PAGE) * ROW;
   row[lane * BITS / 4] = codes[0];

@@ -3,7 +3,7 @@
 // arguments.
 //
 // Grid: (split, key head and part of its group, token). A token uses as many splits as it needs for
-// ``span`` columns each at most; they begin at multiples of UNIT columns. Scores are exponents of
+// ``span`` columns each at most, or all of them; they begin at multiples of UNIT columns. Scores are exponents of
 // two: log2(e) is part of ``scale``.
   constexpr float LEAST = -1e30f, NEVER = -3e38f;
   constexpr int UNIT = 16, ROW = row_size<T, DIM, GROUP, BITS>();
@@ -14,10 +14,10 @@
   const int heads = gridDim.y * HEADS;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (lengths[token] == 0) return;
-  const int* table = tables + (long)owners[token] * tables_shape[1];
+  const int* table = pages + pages[owners[token]];
   const int begin = begins[token], stop = stops[token], start = stop - lengths[token];
   const int unit = start / UNIT, units = (stop + UNIT - 1) / UNIT - unit;
-  const int used = MANY ? (units * UNIT + span[0] - 1) / span[0] : 1;
+  const int used = MANY ? min(splits, (units * UNIT + span[0] - 1) / span[0]) : 1;
   if (split >= used) return;
   const int first = max(start, (unit + units * split / used) * UNIT);
   const int last = min(stop, (unit + units * (split + 1) / used) * UNIT);

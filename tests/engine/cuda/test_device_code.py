@@ -96,9 +96,11 @@ def test_attention_of_tokens_compiles(
 ) -> None:
     queries, new, pool = _layer(1, group, dim, dtype, quantization)
     zeros = _numbers(1, dtype=mx.int32)
-    step = TokenStep(_numbers(1, 8, dtype=mx.int32), zeros, zeros, zeros, zeros)
+    step = TokenStep(_numbers(8, dtype=mx.int32), zeros, zeros, zeros, zeros)
     sinks = _numbers(group) if dim == 64 else None
-    token_attention.token_attention(queries, new, pool, step, 0.1, sinks, quantization=quantization)
+    token_attention.token_attention(
+        queries, new, pool, step, 512, 0.1, sinks, quantization=quantization
+    )
 
 
 @pytest.mark.parametrize(
@@ -120,7 +122,7 @@ def test_attention_of_chunks_compiles(
     queries, new, pool = _layer(9, group, dim, dtype, quantization)
     tiles, slots = chunk_tiles([ChunkPlace(0, 0, 9, 0)], 0, Form(1, group, dim, None))
     lengths = _numbers(9, dtype=mx.int32)
-    step = ChunkStep(_numbers(1, 8, dtype=mx.int32), mx.array(tiles), slots, lengths, queries)
+    step = ChunkStep(_numbers(8, dtype=mx.int32), mx.array(tiles), slots, lengths, queries)
     chunk_attention.chunk_attention(queries, new, pool, step, 0.1, quantization=quantization)
 
 
@@ -128,7 +130,7 @@ def test_attention_of_chunks_compiles(
 def test_packing_of_keys_compiles(quantization: Quantization, compiled: list[Compiled]) -> None:
     _, new, pool = _layer(3, 1, 128, mx.bfloat16, quantization)
     own = _numbers(3, dtype=mx.int32)
-    packing.pack(new, pool, _numbers(1, 8, dtype=mx.int32), own, own, quantization)
+    packing.pack(new, pool, _numbers(8, dtype=mx.int32), own, own, quantization)
 
 
 def test_kernels_beside_attention_compile(compiled: list[Compiled]) -> None:

@@ -6,7 +6,6 @@ from itertools import accumulate
 from typing import NamedTuple
 
 import mlx.core as mx
-import numpy as np
 import pytest
 from emulator.kernels import COMPILER, emulated
 from emulator.sequences import SCALE, Chunk, Sequences, Shape
@@ -57,7 +56,7 @@ def attend(inputs: Sequences, backwards: bool, min_columns: int = tiles.MIN_COLU
         patch.setattr(tiles, "MIN_COLUMNS", min_columns)
         array, slots = tiles.chunk_tiles(places, 0, form_of(inputs.shape))
     lengths = mx.zeros((len(inputs.queries),), mx.int32)
-    step = ChunkStep(inputs.tables, mx.array(array), slots, lengths, inputs.queries)
+    step = ChunkStep(inputs.pages, mx.array(array), slots, lengths, inputs.queries)
     with emulated(chunk_attention, backwards):
         return chunk_attention.chunk_attention(
             inputs.queries,
@@ -186,7 +185,7 @@ def check_step(step: Step, shape: Shape, backwards: bool) -> None:
     (kind,) = step_arrays(
         step.rows,
         step.chunks,
-        {shape.window: np.array(inputs.tables)},
+        {shape.window: inputs.lists},
         step.tail,
         step.row_limit,
     ).kinds.values()

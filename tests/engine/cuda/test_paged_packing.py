@@ -10,6 +10,7 @@ from emulator.sequences import unpacked
 
 from chairlift.cache.pages.kernels import KeysValues
 from chairlift.cache.pages.page import PAGE_TOKENS
+from chairlift.cache.pages.page_table import PageLists, page_table
 from chairlift.cache.quantized import Quantization
 from chairlift.engine.cuda.paged import packing
 
@@ -48,12 +49,14 @@ def test_pages_and_step_have_the_same_numbers_close_to_the_keys(
     shape = (5, HEADS, PAGE_TOKENS, width)
     pool = KeysValues(*(mx.full(shape, 0xABCDEF01, mx.uint32) for _ in range(2)))
     # Every token is the last of a sequence in its second page.
-    tables = mx.array([[9, page] for page, _ in PLACES], mx.int32)
+    second = np.array([page for page, _ in PLACES], np.int32)
+    lists = PageLists(np.arange(tokens, dtype=np.int32) - 1, second)
+    pages = mx.array(page_table(lists, tokens))
     stops = mx.array([PAGE_TOKENS + slot + 1 for _, slot in PLACES], mx.int32)
     owners = mx.arange(tokens, dtype=mx.int32)
-    mx.eval(new, pool, tables, stops, owners)
+    mx.eval(new, pool, pages, stops, owners)
     with emulated(packing, backwards=False):
-        result = packing.pack(new, pool, tables, owners, stops, quantization)
+        result = packing.pack(new, pool, pages, owners, stops, quantization)
     for buffer, numbers, rounded in zip(pool, new, result, strict=True):
         rows = mx.stack([buffer[page, :, slot] for page, slot in PLACES])[:, :, None]
         assert mx.array_equal(rounded, unpacked(rows, quantization, dim, dtype))

@@ -39,7 +39,8 @@ SHAPES = [
 CHUNKS = [Chunk(130, 1), Chunk(0, 5), Chunk(63, 2), Chunk(64, 1), Chunk(0, 1), Chunk(60, 9)]
 
 
-def attend(inputs: Sequences, backwards: bool) -> mx.array:
+def attend(inputs: Sequences, backwards: bool, limit: int | None = None) -> mx.array:
+    """The kernel's result; ``limit`` is the bound of most columns, by default of all."""
     positions = inputs.positions()
     arrays = [
         mx.array(numbers, mx.int32)
@@ -53,7 +54,8 @@ def attend(inputs: Sequences, backwards: bool) -> mx.array:
             inputs.queries,
             inputs.new,
             inputs.pool,
-            TokenStep(inputs.tables, *arrays),
+            TokenStep(inputs.pages, *arrays),
+            max(map(sum, inputs.chunks)) if limit is None else limit,
             SCALE,
             inputs.sinks,
             quantization=inputs.shape.quantization,
@@ -83,14 +85,17 @@ def test_tokens_attend_to_what_they_see(
         st.builds(Chunk, st.integers(0, 150), st.integers(1, 4)), min_size=1, max_size=4
     ),
     window=st.none() | st.integers(1, 150),
+    limit=st.none() | st.sampled_from([1, 80, 1000]),
     backwards=st.booleans(),
 )
 @settings(max_examples=30)
-def test_any_tokens(chunks: list[Chunk], window: int | None, backwards: bool) -> None:
+def test_any_tokens(
+    chunks: list[Chunk], window: int | None, limit: int | None, backwards: bool
+) -> None:
     inputs = Sequences(Shape(1, 5, 64, mx.float16, window), chunks)
     with pytest.MonkeyPatch.context() as patch:
         span_of(patch, 64)
-        inputs.check(attend(inputs, backwards))
+        inputs.check(attend(inputs, backwards, limit))
 
 
 @pytest.mark.slow

@@ -13,7 +13,11 @@ from support.engine.on_cuda import ComparedSteps
 from support.engine.pages import HostPages
 from support.tiny import TinyKind, tiny_model
 
-from chairlift.cache.pages.page import page_count, step_size
+from chairlift.cache.pages.batch import PagedBatch
+from chairlift.cache.pages.layer import paged_step
+from chairlift.cache.pages.memory import PagedMemory
+from chairlift.cache.pages.page import step_size
+from chairlift.cache.snapshot import LayerKind
 from chairlift.engine.model import attention, compiled, paged_forward
 from chairlift.engine.model.attention import names_of
 from chairlift.engine.model.paged_forward import PagedForward
@@ -28,9 +32,8 @@ def _without_host_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(names, "swiglu", getattr(names["swiglu"], "replaces", names["swiglu"]))
     # Drafts are chunks, too.
     monkeypatch.setattr(paged_forward, "FEW_COLUMNS", 12)
-    # All columns of the tables are computed when a step is traced.
+    # All columns are computed when a step is traced.
     monkeypatch.setattr(paged_forward, "COMPILED_TOKENS", 256)
-    monkeypatch.setattr(paged_forward, "MIN_PAGES", page_count(256))
 
 
 def _bench(kind: TinyKind, traceable: bool, **options: Any) -> tuple[Bench, PagedForward]:
@@ -86,3 +89,18 @@ def test_any_step_has_one_of_few_shapes(rows: int, new: int) -> None:
     limit = paged_forward._row_limit(rows, size)
     assert rows <= limit <= size
     assert limit == size or limit in (64, 128, 256)
+
+
+def test_the_length_of_a_prompt_is_no_part_of_a_steps_shape() -> None:
+    """Else a long prompt would compile further steps while it is computed, 50 ms each."""
+    memory = PagedMemory((LayerKind(None),), {None: 1000}, HostPages())
+    batch = PagedBatch(memory)
+    batch.join()
+    shapes = set()
+    for tokens in (100, 9000, 40_000):
+        rest = tokens - batch.offsets[0]
+        with paged_step([], [(batch, rest)]):
+            pass
+        with paged_step([], [(batch, 8)], 0, 1024) as step:
+            shapes.add(compiled._shape(step, None))
+    assert len(shapes) == 1

@@ -48,33 +48,33 @@ class HostPages:
         quantization: Quantization | None,
     ) -> mx.array:
         stored = KeysValues(*map(quantization.pack, new)) if quantization else new
-        tokens, arrays, tables = step.tokens, step.tokens.arrays, step.tables
+        tokens, arrays, table = step.tokens, step.tokens.arrays, step.pages
         owners = arrays.owners
         if tokens.chunks:
             owners = tokens.tiles_of(window, self.tile_table).array
-        longest = tables.shape[1]  # pages
+        longest = page_count(tokens.sizes.column_limit)
         gathered: list[mx.array] = []
         try:
             stops, numbers, pages, *memory = memory_of(
-                arrays.stops, owners, tables, *buffers, *stored
+                arrays.stops, owners, table, *buffers, *stored
             )
             longest = page_count(int(stops.max()))
             positions = stops - 1
-            slots = pages[numbers, positions // PAGE_TOKENS], positions % PAGE_TOKENS
+            slots = pages[pages[numbers] + positions // PAGE_TOKENS], positions % PAGE_TOKENS
             for buffer, array in zip(memory[: len(buffers)], memory[len(buffers) :], strict=True):
                 buffer[slots[0], :, slots[1]] = array[:, :, 0]
                 # A copy: lazy operations must not see what the next step writes.
-                gathered.append(mx.array(_gathered(buffer, pages[numbers, :longest])))
+                gathered.append(mx.array(_gathered(buffer, _pages_of(np, pages, numbers, longest))))
         except (ValueError, RuntimeError):  # while a step is traced, there are no numbers
             if not self.traceable:
                 raise
             self.traces.append(queries.shape[0])
             positions = arrays.stops - 1
-            places = tables[owners, positions // PAGE_TOKENS]
+            places = table[table[owners] + positions // PAGE_TOKENS]
             for buffer, array in zip(buffers, stored, strict=True):
                 changed = mx.array(buffer)
                 changed[places, :, positions % PAGE_TOKENS] = array[:, :, 0]
-                gathered.append(_gathered(changed, tables[owners, :longest]))
+                gathered.append(_gathered(changed, _pages_of(mx, table, owners, longest)))
         keys, values = gathered
         if quantization:
             keys, values = (
@@ -116,9 +116,15 @@ class HostPages:
         return mx.array([1])
 
 
+def _pages_of(library: Any, table: Any, owners: Any, count: int) -> Any:
+    """The first ``count`` pages of each token's sequence; any numbers where it has none."""
+    entries = table[owners][:, None] + library.arange(count)
+    return table[library.clip(entries, 0, table.size - 1)]
+
+
 def _gathered(buffer: Any, tables: Any) -> Any:
     """Each sequence's columns: ``[sequences, key heads, columns, dim]``, of MLX or NumPy."""
     sequences, width = tables.shape
     _, heads, _, dim = buffer.shape
-    pages = buffer[tables].swapaxes(1, 2)
+    pages = buffer[tables % len(buffer)].swapaxes(1, 2)
     return pages.reshape(sequences, heads, width * PAGE_TOKENS, dim)

@@ -11,6 +11,7 @@ import numpy as np
 
 from chairlift.cache.pages.kernels import KeysValues
 from chairlift.cache.pages.page import PAGE_TOKENS
+from chairlift.cache.pages.page_table import PageLists, page_table
 from chairlift.cache.quantized import Quantization
 
 SCALE = 0.15  # of the scores
@@ -50,7 +51,8 @@ class Sequences:
     """The inputs of one step, made from a seed.
 
     Attributes:
-        queries, new, pool, tables, sinks: as the kernels take them; page 0 of the pool is free.
+        queries, new, pool, pages, sinks: as the kernels take them; page 0 of the pool is free.
+        lists: the sequences' pages.
         whole: of each chunk, keys and values ``[key heads, old + new, dim]``.
         packed: the same as the pool has them; the numbers of ``whole`` if it is not quantized.
     """
@@ -67,10 +69,9 @@ class Sequences:
         self.sinks = mx.array(rng.normal(size=heads)) if self.shape.sinks else None
         needed = [-(-sum(chunk) // PAGE_TOKENS) for chunk in self.chunks]
         pages = 1 + rng.permutation(sum(needed) + 1)  # one more is free
-        tables = np.zeros((len(self.chunks), max(needed) + 1), np.int32)
-        for row, count in enumerate(needed):
-            tables[row, :count], pages = pages[:count], pages[count:]
-        self.tables = mx.array(tables)
+        starts = np.cumsum([0, *needed[:-1]])
+        self.lists = PageLists(starts.astype(np.int32), pages[: sum(needed)].astype(np.int32))
+        self.pages = mx.array(page_table(self.lists, len(self.chunks)))
         self.packed = [
             [self._packed(self._random(rng, self.shape.key_heads, sum(chunk))) for _ in range(2)]
             for chunk in self.chunks
@@ -100,7 +101,7 @@ class Sequences:
             np.testing.assert_array_equal(*bits)
 
     def positions(self) -> list[tuple[int, Chunk, int]]:
-        """Of each token: its row of the tables, its chunk, its position."""
+        """Of each token: its line of the pages, its chunk, its position."""
         return [
             (row, chunk, chunk.old + i)
             for row, chunk in enumerate(self.chunks)
@@ -144,16 +145,18 @@ class Sequences:
         return mx.array(np.concatenate(parts)[:, :, None]).astype(self.shape.dtype)
 
     def _pooled(self, of: int, columns: Callable[[Chunk], range]) -> mx.array:
-        pages = int(mx.max(self.tables).item()) + 2
+        pages = int(self.lists.pages.max()) + 2
         like = self.packed[0][of]
         # Packed, these bits are NaN as a scale.
         never = np.nan if like.dtype == np.float32 else 0xFFFFFFFF
         shape = (pages, self.shape.key_heads, PAGE_TOKENS, like.shape[-1])
         pool = np.full(shape, never, like.dtype)
-        tables = np.array(self.tables)
-        for row, (chunk, packed) in enumerate(zip(self.chunks, self.packed, strict=True)):
+        parts = zip(self.lists.starts, self.chunks, self.packed, strict=True)
+        for start, chunk, packed in parts:
             for p in columns(chunk):
-                pool[tables[row, p // PAGE_TOKENS], :, p % PAGE_TOKENS] = packed[of][:, p]
+                pool[self.lists.pages[start + p // PAGE_TOKENS], :, p % PAGE_TOKENS] = packed[of][
+                    :, p
+                ]
         result = mx.array(pool)
         if self.shape.quantization is None:
             result = result.astype(self.shape.dtype)
