@@ -50,6 +50,17 @@ $(if $(CUDA),$(BIN)/pip install --quiet --force-reinstall --no-deps $(CUDA:cuda%
 	$(BIN)/python -c 'from importlib.metadata import version; print(version("mlx"))'))
 endef
 
+# Compiles the header of the kernels that MLX lets g++ compile for the CPU, with MLX's own flags: a
+# kernel then takes a fifth of the time, and tests need a hundred.
+define PRECOMPILE
+for include in $(VENV)/lib/python3*/site-packages/mlx/include; do \
+	header=$$include/mlx/backend/cpu/compiled_preamble.h; \
+	if test -f $$header && command -v g++ >/dev/null; then \
+		g++ -std=c++17 -O3 -Wall -fPIC -I $$include -x c++-header $$header -o $$header.gch; \
+	fi; \
+done
+endef
+
 # Stamp files. The one for serving is named after the extras, so that a change of EXTRA installs.
 SERVE := $(VENV)/.serve$(if $(EXTRA),-$(EXTRA))
 DEV := $(VENV)/.dev
@@ -69,6 +80,7 @@ $(SERVE): pyproject.toml
 
 $(DEV): $(SERVE)
 	$(call INSTALL,$(if $(EXTRA),$(EXTRA)$(comma))dev)
+	@$(if $(filter Linux,$(shell uname -s)),$(PRECOMPILE))
 	@touch $@
 
 serve: setup
