@@ -9,12 +9,9 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
-from numpy.typing import NDArray
 
 from chairlift.cache.pages.page import column_bound, doubled
-from chairlift.cache.pages.page_table import PageLists, page_table
-
-Table = NDArray[np.int32]
+from chairlift.cache.pages.page_table import Numbers, PageLists, page_table
 
 # Lines of the page tables for chunks and unused tokens; with more chunks, twice as many, and so on.
 CHUNK_LINES = 16
@@ -67,7 +64,7 @@ class TileTable(NamedTuple):
         slots: a number that decides which kernels are launched, beside the shape of ``table``.
     """
 
-    table: Table
+    table: Numbers
     slots: int
 
 
@@ -172,7 +169,7 @@ def step_arrays(
     row_limit: int = 0,
     min_columns: int = 0,
     alone: bool = False,
-    more: Sequence[Table] = (),
+    more: Sequence[Numbers] = (),
     forms: Mapping[Hashable, Tiler] | None = None,
 ) -> StepArrays:
     """The arrays of a step, by the kinds' windows.
@@ -241,14 +238,14 @@ def step_arrays(
     return StepArrays(kinds, list(parts))
 
 
-def _filled(array: Table, length: int, number: int) -> Table:
+def _filled(array: Numbers, length: int, number: int) -> Numbers:
     """An array that is extended to ``length`` by a number."""
     result = np.full(length, number, array.dtype)
     result[: len(array)] = array
     return result
 
 
-def uploaded(parts: Sequence[Table]) -> deque[mx.array]:
+def uploaded(parts: Sequence[Numbers]) -> deque[mx.array]:
     """Copies int32 arrays to the device's own memory, all with one operation.
 
     The CPU writes arrays in memory that both share; GPUs would read each of them there.

@@ -26,7 +26,7 @@ def lists_of(sequences: list[tuple[int, list[int]]]) -> PageLists:
 def test_each_sequence_finds_its_pages(
     batches: list[list[tuple[int, list[int]]]], padding: int, more: int
 ) -> None:
-    """Sequences without pages, and lines without sequences, find page 0."""
+    """Padding, and lines without sequences, find page 0."""
     lists = PageLists.joined([*map(lists_of, batches), PageLists.empty(padding)])
     sequences = [sequence for batch in batches for sequence in batch]
     lines = len(sequences) + padding

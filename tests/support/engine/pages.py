@@ -126,5 +126,6 @@ def _gathered(buffer: Any, tables: Any) -> Any:
     """Each sequence's columns: ``[sequences, key heads, columns, dim]``, of MLX or NumPy."""
     sequences, width = tables.shape
     _, heads, _, dim = buffer.shape
+    # Where a sequence has no page, its entry is any number.
     pages = buffer[tables % len(buffer)].swapaxes(1, 2)
     return pages.reshape(sequences, heads, width * PAGE_TOKENS, dim)

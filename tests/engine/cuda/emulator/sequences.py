@@ -154,9 +154,8 @@ class Sequences:
         parts = zip(self.lists.starts, self.chunks, self.packed, strict=True)
         for start, chunk, packed in parts:
             for p in columns(chunk):
-                pool[self.lists.pages[start + p // PAGE_TOKENS], :, p % PAGE_TOKENS] = packed[of][
-                    :, p
-                ]
+                page = self.lists.pages[start + p // PAGE_TOKENS]
+                pool[page, :, p % PAGE_TOKENS] = packed[of][:, p]
         result = mx.array(pool)
         if self.shape.quantization is None:
             result = result.astype(self.shape.dtype)
