@@ -10,10 +10,11 @@ from chairlift.engine.cpu import kernels
 from chairlift.engine.cuda import attention as cuda_attention
 from chairlift.engine.cuda import block as cuda_block
 from chairlift.engine.cuda import experts, quantized, skinny
+from chairlift.engine.cuda import gated_delta as cuda_gated_delta
 from chairlift.engine.cuda.paged.kernels import CudaPages
 from chairlift.engine.cuda.paged.selftest import kernels_work
 from chairlift.engine.device import memory, profile
-from chairlift.engine.model import attention
+from chairlift.engine.model import attention, gated_delta
 
 
 class Acceleration(NamedTuple):
@@ -36,11 +37,13 @@ def accelerate(model: Any, exactly: bool = True, spare_bytes: int | None = None)
         spare_bytes: memory beside the weights, of which ``engine.cuda.quantized`` takes a part;
             None: all that is free.
     """
+    cuda = profile.current().kind == "cuda"
+    gated_delta.install(model, cuda_gated_delta.by_kernel if cuda else None)
     if profile.current().on_cpu:
         eager = kernels.install(model, exactly)
         host_attention.install(model)
         return Acceleration(eager)
-    if profile.current().kind == "cuda":
+    if cuda:
         experts.install(model)
     if not kernels_work():
         attention.install(model)

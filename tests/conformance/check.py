@@ -16,6 +16,7 @@ from chairlift.engine.core.acceleration import accelerate
 from chairlift.engine.model.adapters import ADAPTED
 from conformance.configs import reason_not_applicable
 from conformance.driver import Batch, UnsupportedKind
+from conformance.restored import restored
 from conformance.runs import Record, alone, batched
 from conformance.schedule import Schedule, random_schedule
 from conformance.tap import tapped
@@ -150,8 +151,9 @@ def _check_schedule(model: Any, seed: int, findings: _Findings) -> list[Record]:
 def _check_accelerated(model: Any, seed: int, solo: list[Record], findings: _Findings) -> None:
     """Runs the batch once more with the engine's accelerations for this device."""
     schedule = random_schedule(seed, pads=Batch(model).pads)
-    accelerate(model)
-    together = batched(model, schedule, [record.fed for record in solo], list)
+    with restored():
+        accelerate(model)
+        together = batched(model, schedule, [record.fed for record in solo], list)
     if _OWN_CHUNKS not in findings.notes:
         for number, difference in _differing(solo, together).items():
             findings.differences.append(f"accelerated, sequence {number}: {difference}")

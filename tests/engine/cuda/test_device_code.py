@@ -15,7 +15,7 @@ from chairlift.cache.pages.kernels import KeysValues
 from chairlift.cache.pages.page import PAGE_TOKENS
 from chairlift.cache.pages.step import ChunkPlace
 from chairlift.cache.quantized import Quantization
-from chairlift.engine.cuda import grouped, heads, low_rank, skinny
+from chairlift.engine.cuda import gated_delta, grouped, heads, low_rank, skinny
 from chairlift.engine.cuda.grouped import Weights, grouped_product
 from chairlift.engine.cuda.heads import HeadNorms, Heads, split_heads, swiglu
 from chairlift.engine.cuda.low_rank import add_low_rank
@@ -31,7 +31,7 @@ pytestmark = [
 
 MODULES: list[ModuleType] = [
     *(chunk_attention, token_attention, put, packing, copy_pages),
-    *(heads, grouped, low_rank, skinny),
+    *(gated_delta, heads, grouped, low_rank, skinny),
 ]
 EIGHT, FOUR = Quantization(8, 64), Quantization(4, 32)
 # Threads of a block take no more registers than this, or a launch fails.
@@ -143,6 +143,27 @@ def test_kernels_beside_attention_compile(compiled: list[Compiled]) -> None:
     swiglu(_numbers(2, 1, 64))
     own = _numbers(2, dtype=mx.int32)
     add_low_rank(_numbers(2, 64), _numbers(2, 64), own, _numbers(1, 8, 64), _numbers(1, 8, 64))
+
+
+@pytest.mark.parametrize(
+    ("dim", "vector", "masked", "dtype"),
+    [
+        (128, False, False, mx.bfloat16),
+        (128, True, True, mx.bfloat16),
+        (256, False, True, mx.float32),
+        (32, True, False, mx.float16),
+    ],
+)
+def test_the_gated_delta_rule_compiles(
+    dim: int, vector: bool, masked: bool, dtype: mx.Dtype, compiled: list[Compiled]
+) -> None:
+    """With decays and betas of either width."""
+    q, v = _numbers(2, 3, 1, dim, dtype=dtype), _numbers(2, 3, 2, 40, dtype=dtype)
+    beta = _numbers(2, 3, 2, dtype=dtype)
+    g = _numbers(2, 3, 2, *[dim] * vector, dtype=mx.float32 if vector else dtype)
+    state = _numbers(2, 2, 40, dim, dtype=mx.float32)
+    mask = mx.ones((2, 3), mx.bool_) if masked else None
+    gated_delta.gated_delta(q, q, v, g, beta, state, mask)
 
 
 @pytest.mark.parametrize("bits", [0, 4])
