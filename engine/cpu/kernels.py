@@ -10,6 +10,7 @@ exact to float32 rounding.
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import mlx.core as mx
@@ -17,12 +18,15 @@ from mlx.nn.layers.base import Module
 from mlx.nn.layers.positional_encoding import RoPE
 from mlx.utils import tree_flatten, tree_unflatten
 
-from chairlift.engine.cpu import elementwise, host_linear
+from chairlift.engine.cpu import elementwise, experts, host_linear
 from chairlift.engine.cpu.attention import attend
 from chairlift.engine.cpu.gemm import Floats
 from chairlift.engine.cpu.views import view
 from chairlift.engine.model.attention import install as install_attention
 from chairlift.engine.model.attention import names_of
+
+# The packages whose model files share functions.
+_PACKAGES = ("mlx_lm", "mlx_vlm")
 
 
 def swiglu(gate: mx.array, x: mx.array) -> mx.array:
@@ -93,12 +97,33 @@ def install(model: Any, exactly: bool = True) -> bool:
         Whether the model is eager now.
     """
     _share_ropes(model)
+    has_swiglu = _replace_swiglu(model)
     has_products = host_linear.install(model, exactly)
-    names = names_of(model)
-    original = names.get("swiglu")
-    if original is not None and not hasattr(original, "replaces"):
-        names["swiglu"] = _swiglu(original)
-    return install_attention(model, attend) or original is not None or has_products
+    has_products |= experts.install(model, exactly)
+    return install_attention(model, attend) or has_swiglu or has_products
+
+
+def _replace_swiglu(model: Any) -> bool:
+    """Replaces mlx-lm's and mlx-vlm's ``swiglu``; returns whether a layer calls it.
+
+    A few model files have a function of that name with another meaning, which stays.
+    """
+    modules = [sys.modules.get(f"{package}.models.activations") for package in _PACKAGES]
+    known = {id(_replaced_by(module.swiglu)) for module in modules if module is not None}
+    found = False
+    for layer in (model, *model.modules()):
+        names = names_of(layer) if callable(layer) else {}
+        original = names.get("swiglu")
+        if id(_replaced_by(original)) in known:
+            found = True
+            if not hasattr(original, "replaces"):
+                names["swiglu"] = _swiglu(original)
+    return found
+
+
+def _replaced_by(function: Any) -> Any:
+    """The function that this one replaces; itself if it replaces none."""
+    return getattr(function, "replaces", function)
 
 
 def _swiglu(original: Any) -> Any:

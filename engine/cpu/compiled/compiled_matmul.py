@@ -54,7 +54,7 @@ class CompiledMatrix:
         narrow = not np.any(bits & np.uint32(0xFFFF))
         self._multiply = kernel.bfloat16 if narrow else kernel.float32
         numbers = (bits >> 16).astype(np.uint16) if narrow else stacked
-        self._packed = _packed(numbers, self._panels, kernel.outputs)
+        self._packed = in_panels(numbers, self._panels, kernel.outputs)
         self._is_shared = stacked.size >= MIN_SHARED
 
     def __call__(self, x: Floats) -> Floats:
@@ -111,7 +111,7 @@ def run_shared(function: Function, *arguments: int, parts: int, is_shared: bool)
         function.call(address)
 
 
-def _packed(numbers: NDArray[Any], panels: int, width: int) -> NDArray[Any]:
+def in_panels(numbers: NDArray[Any], panels: int, width: int) -> NDArray[Any]:
     """``[outputs, inputs]`` → ``[panels, inputs, width]``, at an address that is a multiple of 64.
 
     The last panel's outputs beyond the last one have zeros.

@@ -33,6 +33,11 @@ class Kernel(NamedTuple):
             arguments: the addresses of the panels, of the tokens and of the result
             ``[tokens, stride]``, then tokens, inputs, stride.
         bfloat16: the same for panels in bfloat16.
+        float32_groups: multiplies groups of tokens by matrices of their own, whose panels are one
+            after the other. A part is a panel of a group. First arguments: the addresses of the
+            panels, of the tokens, of the result and of the groups, then panels of a matrix, inputs,
+            stride. A group is three numbers: its matrix, its first token and its tokens.
+        bfloat16_groups: the same for panels in bfloat16.
         transposed: see ``llvm_attention``.
         plain: see ``llvm_attention``.
         rows: see ``llvm_row_attention``.
@@ -43,6 +48,8 @@ class Kernel(NamedTuple):
     outputs: int
     float32: Function
     bfloat16: Function
+    float32_groups: Function
+    bfloat16_groups: Function
     transposed: Function
     plain: Function
     rows: Function
@@ -72,8 +79,9 @@ def compiled() -> Kernel | None:
     if compiler is None or registers is None:
         return None
     function = compiler.compile(_source(registers)).function
-    names = ("float", "bfloat", "transposed", "plain", "rows", "swiglu", "geglu", "norm", "rotate")
-    return Kernel(registers.lanes, WIDE * registers.lanes, *map(function, names))
+    products = ("float", "bfloat", "float_groups", "bfloat_groups")
+    others = ("transposed", "plain", "rows", "swiglu", "geglu", "norm", "rotate")
+    return Kernel(registers.lanes, WIDE * registers.lanes, *map(function, (*products, *others)))
 
 
 def _registers(features: Mapping[str, bool]) -> _Registers | None:
@@ -94,7 +102,7 @@ def _source(registers: _Registers) -> str:
     for kind in ("float", "bfloat"):
         counts = range(1, registers.tokens + 1)
         parts += [_tile(kind, registers.lanes, tokens) for tokens in counts]
-        parts.append(_panels(kind, registers))
+        parts += [_panels(kind, registers), _groups(kind, registers)]
     for attention in (llvm_attention, llvm_row_attention):
         parts.append(attention.source(registers.lanes, registers.tokens))
     parts.append(llvm_elementwise.source(registers.lanes))
@@ -180,9 +188,46 @@ def _tile(kind: str, lanes: int, tokens: int) -> str:
 
 
 def _panels(kind: str, registers: _Registers) -> str:
-    """The function that takes panels until none is left; see ``Kernel``.
+    """The function that takes panels until none is left; see ``Kernel``."""
+    arguments = "ptr %w, ptr %x, ptr %y, i64 %tokens, i64 %inputs, i64 %stride"
+    return shared(kind, arguments, _panel(kind, registers, "%part", "%x", "%y"))
+
+
+def _groups(kind: str, registers: _Registers) -> str:
+    """The function that takes panels of groups until none is left; see ``Kernel``."""
+    begin = """
+  %group = udiv i64 %part, %panels
+  %panel = urem i64 %part, %panels
+  %go = mul i64 %group, 3
+  %g0 = getelementptr i64, ptr %groups, i64 %go
+  %g1 = getelementptr i64, ptr %g0, i64 1
+  %g2 = getelementptr i64, ptr %g0, i64 2
+  %matrix = load i64, ptr %g0, align 8
+  %token = load i64, ptr %g1, align 8
+  %tokens = load i64, ptr %g2, align 8
+  %mo = mul i64 %matrix, %panels
+  %index = add i64 %mo, %panel
+  %gx = mul i64 %token, %inputs
+  %xg = getelementptr float, ptr %x, i64 %gx
+  %gy = mul i64 %token, %stride
+  %yg = getelementptr float, ptr %y, i64 %gy
+"""
+    arguments = "ptr %w, ptr %x, ptr %y, ptr %groups, i64 %panels, i64 %inputs, i64 %stride"
+    body = begin + _panel(kind, registers, "%index", "%xg", "%yg", "%panel")
+    return shared(f"{kind}_groups", arguments, body)
+
+
+def _panel(
+    kind: str, registers: _Registers, panel: str, x: str, y: str, place: str = "%part"
+) -> str:
+    """Multiplies tokens by one panel; ends at ``%part_end``.
 
     The tokens are divided evenly: a small tile takes nearly as long as a large one.
+
+    Args:
+        panel: the variable with the panel's number among all.
+        x, y: those with the addresses of the tokens and of their results.
+        place: that with the panel's number among those of the result.
     """
     outputs, most = WIDE * registers.lanes, registers.tokens
     tiles = "\n".join(
@@ -194,12 +239,12 @@ def _panels(kind: str, registers: _Registers) -> str:
     )
     cases = " ".join(f"i64 {tokens}, label %tile{tokens}" for tokens in range(1, most))
     element = "float" if kind == "float" else "i16"
-    body = f"""
+    return f"""
   %weights = mul i64 %inputs, {outputs}
-  %wo = mul i64 %part, %weights
+  %wo = mul i64 {panel}, %weights
   %wp = getelementptr {element}, ptr %w, i64 %wo
-  %yo = mul i64 %part, {outputs}
-  %yp = getelementptr float, ptr %y, i64 %yo
+  %yo = mul i64 {place}, {outputs}
+  %yp = getelementptr float, ptr {y}, i64 %yo
   br label %block
 block:
   %k = phi i64 [0, %work], [%k_next, %block_end]
@@ -209,7 +254,7 @@ block:
   %count = select i1 %small, i64 %left, i64 {_BLOCK}
   %bo = mul i64 %k, {outputs}
   %wb = getelementptr {element}, ptr %wp, i64 %bo
-  %xb = getelementptr float, ptr %x, i64 %k
+  %xb = getelementptr float, ptr {x}, i64 %k
   br label %tokens_loop
 tokens_loop:
   %t = phi i64 [0, %block], [%t_next, %tokens_end]
@@ -234,5 +279,3 @@ block_end:
   %k_more = icmp ult i64 %k_next, %inputs
   br i1 %k_more, label %block, label %part_end
 """
-    arguments = "ptr %w, ptr %x, ptr %y, i64 %tokens, i64 %inputs, i64 %stride"
-    return shared(kind, arguments, body)

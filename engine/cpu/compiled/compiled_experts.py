@@ -1,0 +1,78 @@
+"""Products of groups of tokens, each with the weights of its expert, by a compiled kernel."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from chairlift.engine.cpu.compiled import llvm_kernel
+from chairlift.engine.cpu.compiled.compiled_matmul import MIN_SHARED, in_panels, run_shared
+from chairlift.engine.cpu.gemm import Floats
+from chairlift.engine.cpu.views import Scratch, aligned, view
+
+available = llvm_kernel.available
+
+
+class CompiledExperts:
+    """The weights of a layer's experts, as the kernel reads them.
+
+    Args:
+        weights: ``[experts, outputs, inputs]``, in float32. The copy is in bfloat16 if that has the
+            same numbers.
+    """
+
+    def __init__(self, weights: mx.array) -> None:
+        kernel = llvm_kernel.compiled()
+        assert kernel is not None
+        self._experts, self._outputs, self._inputs = weights.shape
+        self._panels = -(-self._outputs // kernel.outputs)
+        self._stride = self._panels * kernel.outputs
+        numbers = view(weights)
+        narrow = not any(np.any(one.view(np.uint32) & np.uint32(0xFFFF)) for one in numbers)
+        self._multiply = kernel.bfloat16_groups if narrow else kernel.float32_groups
+        dtype = np.uint16 if narrow else np.float32
+        shape = self._experts, self._panels, self._inputs, kernel.outputs
+        self._packed = aligned(np.dtype(dtype).itemsize * int(np.prod(shape)))
+        panels = self._packed.view(dtype).reshape(shape)
+        for one, place in zip(numbers, panels, strict=True):
+            bits = (one.view(np.uint32) >> 16).astype(np.uint16) if narrow else one
+            place[:] = in_panels(bits, self._panels, kernel.outputs)
+
+    def __call__(self, x: Floats, groups: NDArray[np.int64]) -> Floats:
+        """Multiplies each token by its expert's weights.
+
+        Args:
+            x: ``[tokens, inputs]``, contiguous; the tokens of an expert are one after the other.
+            groups: ``[groups, 3]``, contiguous: the expert of each group, its first token, and the
+                number of its tokens.
+
+        Returns:
+            ``[tokens, outputs]``. The next call of any layer may overwrite it, and its rows are not
+            adjacent.
+
+        Raises:
+            ValueError: a group has another expert than those, or other tokens.
+        """
+        experts, starts, counts = groups.T
+        if x.shape[1] != self._inputs or not _are_within(experts, self._experts):
+            raise ValueError(f"tokens {x.shape} of experts {experts} do not fit the weights")
+        if not _are_within(starts, len(x)) or not _are_within(starts + counts - 1, len(x)):
+            raise ValueError(f"groups of {len(x)} tokens begin at {starts} and have {counts}")
+        result: Floats = _products.array(np.float32, len(x), self._stride)
+        if len(groups):
+            run_shared(
+                self._multiply,
+                *(self._packed.ctypes.data, x.ctypes.data, result.ctypes.data),
+                *(groups.ctypes.data, self._panels, self._inputs, self._stride),
+                parts=len(groups) * self._panels,
+                is_shared=len(groups) * self._outputs * self._inputs >= MIN_SHARED,
+            )
+        return result[:, : self._outputs]
+
+
+def _are_within(numbers: NDArray[np.int64], stop: int) -> bool:
+    return not len(numbers) or bool(numbers.min() >= 0 and numbers.max() < stop)
+
+
+_products = Scratch()

@@ -1,0 +1,119 @@
+"""Mixtures of experts on the CPU: an expert's tokens are multiplied with its weights at once.
+
+MLX multiplies one pair of a token and an expert after the other, so it reads an expert's weights
+once for each of its tokens. Layers evaluate their input while the graph is built, so such a model
+is eager; see ``kernels``.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.models.switch_layers import SwitchLinear
+from numpy.typing import NDArray
+
+from chairlift.engine.cpu.compiled import compiled_experts
+from chairlift.engine.cpu.compiled.compiled_experts import CompiledExperts
+from chairlift.engine.cpu.views import view
+from chairlift.engine.device import memory
+
+log = logging.getLogger(__name__)
+
+# Share of the free memory that the copies of weights may take.
+SHARE = 0.5
+
+
+class Routes(NamedTuple):
+    """The experts of pairs of a token and an expert.
+
+    Attributes:
+        order: ``[pairs]``: the pairs by expert.
+        groups: ``[groups, 3]``: see ``CompiledExperts``.
+    """
+
+    order: NDArray[np.intp]
+    groups: NDArray[np.int64]
+
+
+class Router:
+    """Finds the routes of a layer's tokens once for all products with the same indices."""
+
+    def __init__(self) -> None:
+        self._indices: mx.array | None = None
+        self._routes = Routes(np.empty(0, np.intp), np.empty((0, 3), np.int64))
+
+    def __call__(self, indices: mx.array) -> Routes:
+        """The routes of pairs, whose experts are ``indices``, of any shape."""
+        if self._indices is not indices:
+            self._indices, self._routes = indices, routes_of(view(indices).reshape(-1))
+        return self._routes
+
+
+def routes_of(experts: NDArray[Any]) -> Routes:
+    """The routes of pairs with these experts, ``[pairs]``."""
+    order = np.argsort(experts, kind="stable")
+    used, starts, counts = np.unique(experts[order], return_index=True, return_counts=True)
+    return Routes(order, np.stack([used, starts, counts], axis=1).astype(np.int64))
+
+
+class HostSwitchLinear(SwitchLinear):  # type: ignore[misc]
+    """A layer with ``experts``, their weights, and a ``router``."""
+
+    experts: CompiledExperts
+    router: Router
+
+    def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
+        """``[..., 1, inputs]`` and ``[..., chosen]`` → ``[..., chosen, 1, outputs]``.
+
+        The leading axes of ``x`` are those of ``indices``; a token that all of its experts share
+        has 1 in place of ``chosen``.
+        """
+        shared = x.shape[:-2] == (*indices.shape[:-1], 1)
+        if (
+            x.dtype != mx.float32
+            or x.shape[-2] != 1
+            or not (shared or x.shape[:-2] == indices.shape)
+        ):
+            product: mx.array = super().__call__(x, indices, sorted_indices)
+            return product
+        order, groups = self.router(indices)
+        tokens = order // indices.shape[-1] if shared else order
+        gathered = view(x).reshape(-1, x.shape[-1])[tokens]
+        by_expert = self.experts(gathered, groups)
+        result = np.empty(by_expert.shape, np.float32)
+        result[order] = by_expert
+        product = mx.array(result).reshape([*indices.shape, 1, by_expert.shape[1]])
+        return product + mx.expand_dims(self.bias[indices], -2) if "bias" in self else product
+
+
+def install(model: Any, exactly: bool) -> bool:
+    """Replaces mlx-lm's layers of experts in a float32 model, if there is memory for copies.
+
+    Args:
+        exactly: no weight may be rounded; otherwise they are, to bfloat16.
+
+    Returns:
+        Whether any layer was replaced.
+    """
+    layers = [
+        layer
+        for layer in model.modules()
+        if type(layer) is SwitchLinear and layer.weight.dtype == mx.float32
+    ]
+    if not layers or not compiled_experts.available():
+        return False
+    size = sum(layer.weight.size for layer in layers) * (4 if exactly else 2)
+    if size > SHARE * memory.free_memory():
+        log.info("no memory for weights of experts: %.1f GB", size / 1e9)
+        return False
+    router = Router()
+    for layer in layers:
+        if not exactly:
+            layer.weight = layer.weight.astype(mx.bfloat16).astype(mx.float32)
+        layer.experts, layer.router = CompiledExperts(layer.weight), router
+        layer.__class__ = HostSwitchLinear
+    log.info("layers of experts with one product for each expert: %d", len(layers))
+    return True
