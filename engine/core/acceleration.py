@@ -14,7 +14,8 @@ from chairlift.engine.cuda import gated_delta as cuda_gated_delta
 from chairlift.engine.cuda.paged.kernels import CudaPages
 from chairlift.engine.cuda.paged.selftest import kernels_work
 from chairlift.engine.device import memory, profile
-from chairlift.engine.model import attention, gated_delta
+from chairlift.engine.model import attention
+from chairlift.engine.model.recurrent import install as recurrent
 
 
 class Acceleration(NamedTuple):
@@ -38,7 +39,7 @@ def accelerate(model: Any, exactly: bool = True, spare_bytes: int | None = None)
             None: all that is free.
     """
     cuda = profile.current().kind == "cuda"
-    gated_delta.install(model, cuda_gated_delta.by_kernel if cuda else None)
+    recurrent.install(model, cuda_gated_delta.by_kernel if cuda else None)
     if profile.current().on_cpu:
         eager = kernels.install(model, exactly)
         host_attention.install(model)

@@ -7,12 +7,16 @@ from contextlib import contextmanager
 from types import ModuleType
 
 import mlx_lm.models.gated_delta
+import mlx_lm.models.ssm
 import mlx_vlm.models.gated_delta
 import mlx_vlm.models.qwen3_5.gated_delta
+import mlx_vlm.models.ssm
 
 _MODULES: list[ModuleType] = [
     mlx_lm.models.gated_delta,
+    mlx_lm.models.ssm,
     mlx_vlm.models.gated_delta,
+    mlx_vlm.models.ssm,
     mlx_vlm.models.qwen3_5.gated_delta,
 ]
 

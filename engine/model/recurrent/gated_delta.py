@@ -17,17 +17,16 @@ from typing import Any, Protocol
 import mlx.core as mx
 
 from chairlift.engine.model.attention import names_of
+from chairlift.engine.model.recurrent.blocks import block_size, cut, decays, joined, sums
 
 # Maximum tokens of a block: with one decay for each head, and with one for each key dimension.
 MAX_BLOCK, MAX_VECTOR_BLOCK = 64, 32
 # Fewer tokens are computed one after the other.
 MIN_TOKENS = 4
 # Tokens whose decays are compared with each other in pairs, and whose system of equations is solved
-# by a power series.
+# by a power series. A tile's product of decays and its inverse are float32 numbers, because of the
+# smallest decay; see ``blocks``.
 _TILE = 8
-# The logarithm of the smallest decay: less than float32 can add to what follows. A tile's product
-# of decays and its inverse are float32 numbers then.
-_MIN_LOG = -20.0
 # The function of mlx-lm's and mlx-vlm's modules that is replaced, and mlx-vlm's own blocks.
 _NAMES = ("gated_delta_ops", "gated_delta_chunked")
 
@@ -50,7 +49,7 @@ class Kernel(Protocol):
 
 
 def install(model: Any, kernel: Kernel | None = None) -> bool:
-    """Replaces the loop over tokens that a model's layers call, unless MLX has a Metal kernel.
+    """Replaces the loop over tokens that a model's layers call.
 
     Args:
         kernel: computes what it takes; the rest is computed in blocks.
@@ -58,8 +57,6 @@ def install(model: Any, kernel: Kernel | None = None) -> bool:
     Returns:
         Whether any layer calls it.
     """
-    if mx.metal.is_available():
-        return False
     found = False
     for layer in model.modules():
         update = names_of(layer).get("gated_delta_update") if callable(layer) else None
@@ -120,31 +117,18 @@ def gated_delta_blocks(
         Outputs ``[rows, tokens, heads, value dim]`` in the type of ``q``, and the state in its own
         type, float32 by default.
     """
-    rows, tokens, key_heads, _ = k.shape
+    rows, tokens, key_heads, key_dim = k.shape
     heads, value_dim = v.shape[2:]
     dtype, state_type = q.dtype, mx.float32 if state is None else state.dtype
     vector = g.ndim == 4
-    block = max(_TILE, 1 << (tokens - 1).bit_length())
-    block = min(block, MAX_VECTOR_BLOCK if vector else MAX_BLOCK)
     if mask is not None:
         g = mx.where(mask.reshape(rows, tokens, *[1] * (g.ndim - 2)), g, 1)
         beta = mx.where(mask[..., None], beta, 0)
     logs = mx.log(mx.maximum(g.astype(mx.float32), 1e-30))
-    logs = mx.maximum(logs, _MIN_LOG)
-
-    def blocks(x: mx.array, groups: int) -> mx.array:
-        """``[blocks, rows, key heads, groups, tokens of a block, ...]``, with zeros at the end."""
-        x = x.astype(mx.float32)
-        if fill := -tokens % block:
-            x = mx.pad(x, [(0, 0), (0, fill), *[(0, 0)] * (x.ndim - 2)])
-        x = x.reshape(rows, -1, block, key_heads, groups, *x.shape[3:])
-        return x.transpose(1, 0, 3, 4, 2, *range(5, x.ndim))
-
     # A token behind the last one has no decay and no beta, so it changes nothing.
-    groups = heads // key_heads
-    q, k = blocks(q, 1), blocks(k, 1)
-    v, beta = blocks(v, groups), blocks(beta, groups)[..., None]
-    decay = mx.cumsum(blocks(logs, groups), axis=4)
+    block = block_size(tokens, _TILE, MAX_VECTOR_BLOCK if vector else MAX_BLOCK)
+    decay = sums(logs, block, key_heads)
+    q, k, v, beta = (cut(x, block, key_heads) for x in (q, k, v, beta[..., None]))
     pairs, scores = (_vector_pairs if vector else _scalar_pairs)(q, k, decay)
     if not vector:
         decay = decay[..., None]
@@ -159,27 +143,17 @@ def gated_delta_blocks(
     stored = mx.swapaxes(mx.exp(end - decay) * k, -1, -2)
     kept = mx.swapaxes(mx.exp(end), -1, -2)
 
-    memory = _grouped(state, rows, key_heads, groups, value_dim, k.shape[-1])
+    grouped = (rows, key_heads, heads // key_heads, value_dim, key_dim)
+    memory = mx.zeros(grouped) if state is None else state.astype(mx.float32).reshape(grouped)
+    memory = mx.swapaxes(memory, -1, -2)
     outputs = []
-    for number in range(added.shape[0]):
+    for number in range(len(added)):
         read = readout[number] @ memory
         new = added[number] - read[..., :block, :]
         outputs.append(read[..., block:, :] + scores[number] @ new)
         memory = kept[number] * memory + stored[number] @ new
-    output = mx.stack(outputs).transpose(1, 0, 4, 2, 3, 5)
-    output = output.reshape(rows, -1, heads, value_dim)[:, :tokens]
-    memory = mx.swapaxes(memory, -1, -2).reshape(rows, heads, value_dim, -1)
-    return output.astype(dtype), memory.astype(state_type)
-
-
-def _grouped(
-    state: mx.array | None, rows: int, key_heads: int, groups: int, value_dim: int, key_dim: int
-) -> mx.array:
-    """A state as ``[rows, key heads, groups, key dim, value dim]``, in float32."""
-    if state is None:
-        return mx.zeros((rows, key_heads, groups, key_dim, value_dim))
-    grouped = state.astype(mx.float32).reshape(rows, key_heads, groups, value_dim, key_dim)
-    return mx.swapaxes(grouped, -1, -2)
+    memory = mx.swapaxes(memory, -1, -2).reshape(rows, heads, value_dim, key_dim)
+    return joined(outputs, tokens).astype(dtype), memory.astype(state_type)
 
 
 def _scalar_pairs(q: mx.array, k: mx.array, decay: mx.array) -> tuple[mx.array, mx.array]:
@@ -191,8 +165,7 @@ def _scalar_pairs(q: mx.array, k: mx.array, decay: mx.array) -> tuple[mx.array, 
     Returns:
         Both ``[..., tokens, tokens]``.
     """
-    # The minimum keeps later keys, which are cut off, from overflowing.
-    between = mx.exp(mx.minimum(decay[..., :, None] - decay[..., None, :], 0))
+    between = decays(decay)
     keys = mx.swapaxes(k, -1, -2)
     return mx.tril(between * (k @ keys), -1), mx.tril(between * (q @ keys))
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from mlx_lm.models import gated_delta as mlx_lm_rule
 from mlx_lm.models.cache import make_prompt_cache
 
-from chairlift.engine.model import gated_delta
-from chairlift.engine.model.gated_delta import (
+from chairlift.engine.model.recurrent import gated_delta
+from chairlift.engine.model.recurrent.gated_delta import (
     MIN_TOKENS,
     gated_delta_blocks,
     inverse_unit_lower,
