@@ -113,7 +113,7 @@ def generation_config(text: str) -> str:
     if text != "auto":
         # Imported here, because --help needs none of its imports.
         from chairlift.engine.errors import ModelError
-        from chairlift.engine.model.generation_config import config_file
+        from chairlift.engine.hub.generation_config import config_file
 
         try:
             config_file(text)

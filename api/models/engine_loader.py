@@ -23,10 +23,10 @@ from chairlift.engine.client.supervision import Supervision
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.errors import AdapterError, EngineDead, ModelError
 from chairlift.engine.hub.folder_check import read_config
+from chairlift.engine.hub.generation_config import end_token_ids, read_generation_config
 from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.logs.redacted_traceback import redacted_traceback
 from chairlift.engine.messages import ModelInfo, OnProgress
-from chairlift.engine.model.generation_config import end_token_ids, read_generation_config
 from chairlift.engine.workers.pool import Workers
 from chairlift.metrics.recorder import Recorder
 

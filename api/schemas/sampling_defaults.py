@@ -11,7 +11,7 @@ from msgspec.structs import fields, replace
 from pydantic import Field, TypeAdapter
 
 from chairlift.engine.errors import ModelError
-from chairlift.engine.model.generation_config import (
+from chairlift.engine.hub.generation_config import (
     KEYS,
     OVERRIDE_FLAG,
     Found,

@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
-from mlx_lm.models.switch_layers import SwitchLinear
+from mlx_lm.models.switch_layers import SwiGLU, SwitchGLU, SwitchLinear
 from numpy.typing import NDArray
 
+from chairlift.engine.cpu import elementwise
 from chairlift.engine.cpu.compiled import compiled_experts
 from chairlift.engine.cpu.compiled.compiled_experts import CompiledExperts
+from chairlift.engine.cpu.gemm import Floats
 from chairlift.engine.cpu.views import view
 from chairlift.engine.device import memory
 
@@ -82,11 +84,41 @@ class HostSwitchLinear(SwitchLinear):  # type: ignore[misc]
         order, groups = self.router(indices)
         tokens = order // indices.shape[-1] if shared else order
         gathered = view(x).reshape(-1, x.shape[-1])[tokens]
-        by_expert = self.experts(gathered, groups)
-        result = np.empty(by_expert.shape, np.float32)
-        result[order] = by_expert
-        product = mx.array(result).reshape([*indices.shape, 1, by_expert.shape[1]])
+        by_expert = _in_order(self.experts(gathered, groups), order)
+        product = mx.array(by_expert).reshape([*indices.shape, 1, by_expert.shape[1]])
         return product + mx.expand_dims(self.bias[indices], -2) if "bias" in self else product
+
+
+class HostSwitchGLU(SwitchGLU):  # type: ignore[misc]
+    """A gated MLP of experts that computes without MLX between its products.
+
+    Attributes:
+        wide: the weights of the gate, and behind them those of the other layer with its input.
+        narrow: those of the last layer.
+    """
+
+    wide: CompiledExperts
+    narrow: CompiledExperts
+    router: Router
+
+    def __call__(self, x: mx.array, indices: mx.array) -> mx.array:
+        """``[..., inputs]`` and ``[..., chosen]`` → ``[..., chosen, outputs]``."""
+        if x.dtype != mx.float32:
+            result: mx.array = super().__call__(x, indices)
+            return result
+        order, groups = self.router(indices)
+        gathered = view(x).reshape(-1, x.shape[-1])[order // indices.shape[-1]]
+        gate, other = np.split(self.wide(gathered, groups), 2, axis=1)
+        hidden = np.ascontiguousarray(elementwise.swiglu(gate, other))
+        by_expert = _in_order(self.narrow(hidden, groups), order)
+        return mx.array(by_expert).reshape([*indices.shape, by_expert.shape[1]])
+
+
+def _in_order(by_expert: Floats, order: NDArray[np.intp]) -> Floats:
+    """The results of pairs that were computed in another order, in their own."""
+    result: Floats = np.empty(by_expert.shape, np.float32)
+    result[order] = by_expert
+    return result
 
 
 def install(model: Any, exactly: bool) -> bool:
@@ -98,22 +130,37 @@ def install(model: Any, exactly: bool) -> bool:
     Returns:
         Whether any layer was replaced.
     """
-    layers = [
-        layer
-        for layer in model.modules()
-        if type(layer) is SwitchLinear and layer.weight.dtype == mx.float32
-    ]
+    layers = [layer for layer in model.modules() if _is_plain(layer)]
     if not layers or not compiled_experts.available():
         return False
     size = sum(layer.weight.size for layer in layers) * (4 if exactly else 2)
     if size > SHARE * memory.free_memory():
         log.info("no memory for weights of experts: %.1f GB", size / 1e9)
         return False
-    router = Router()
-    for layer in layers:
-        if not exactly:
+    if not exactly:
+        for layer in layers:
             layer.weight = layer.weight.astype(mx.bfloat16).astype(mx.float32)
+    router, fused = Router(), [layer for layer in model.modules() if _is_gated(layer)]
+    for layer in fused:
+        gate, other, last = parts = layer.gate_proj, layer.up_proj, layer.down_proj
+        layer.wide = CompiledExperts(mx.concatenate([gate.weight, other.weight], axis=1))
+        layer.narrow, layer.router = CompiledExperts(last.weight), router
+        layer.__class__ = HostSwitchGLU
+        layers = [layer for layer in layers if not any(layer is part for part in parts)]
+    for layer in layers:
         layer.experts, layer.router = CompiledExperts(layer.weight), router
         layer.__class__ = HostSwitchLinear
-    log.info("layers of experts with one product for each expert: %d", len(layers))
+    log.info("one product for each expert: %d gated MLPs, %d other layers", len(fused), len(layers))
     return True
+
+
+def _is_plain(layer: Any) -> bool:
+    return type(layer) is SwitchLinear and layer.weight.dtype == mx.float32
+
+
+def _is_gated(layer: Any) -> bool:
+    """Whether a layer is an MLP with SwiGLU, and without biases."""
+    if type(layer) is not SwitchGLU or type(layer.activation) is not SwiGLU:
+        return False
+    parts = layer.gate_proj, layer.up_proj, layer.down_proj
+    return all(_is_plain(part) and "bias" not in part for part in parts)

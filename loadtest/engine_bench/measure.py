@@ -5,9 +5,11 @@ from __future__ import annotations
 import statistics
 import sys
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -30,6 +32,9 @@ MAX_STEPS_PER_SECOND = 2000
 class MixedLoad:
     """The measurements of a mixed load.
 
+    A gap is the time of a step. ITL, the time between two tokens of a row, counts a gap once for
+    each row that waited.
+
     Attributes:
         tokens: generated tokens.
         seconds: duration.
@@ -38,6 +43,7 @@ class MixedLoad:
         reserved_over_used: the largest ratio of allocated KV memory to that of tokens, in steps of
             more than ``SOME_ROWS`` rows; 0 if the engine does not report it.
         gaps: milliseconds between successive steps that generated tokens, without idle times.
+        gap_rows: the rows that waited for the second step of each gap.
     """
 
     tokens: int = 0
@@ -46,15 +52,19 @@ class MixedLoad:
     reserved_bytes: int = 0
     reserved_over_used: float = 0.0
     gaps: list[float] = field(default_factory=list)
+    gap_rows: list[int] = field(default_factory=list)
 
     def figures(self, weights: int) -> dict[str, float]:
         """The figures to report; ``weights`` is the model's size in bytes."""
         gaps = sorted(self.gaps)
+        itl_p50, itl_p99 = quantiles(self.gaps, self.gap_rows, (0.5, 0.99))
         return {
             "output_tokens_per_s": self.tokens / self.seconds,
             "gap_p50_ms": gaps[len(gaps) // 2],
             "gap_p99_ms": gaps[int(len(gaps) * 0.99)],
             "gap_max_ms": gaps[-1],
+            "itl_p50_ms": itl_p50,
+            "itl_p99_ms": itl_p99,
             "seconds": self.seconds,
             "peak_gb": self.peak_bytes / 1e9,
             "kv_reserved_gb": self.reserved_bytes / 1e9,
@@ -85,6 +95,7 @@ def mixed(engine: Engine, arrivals: Sequence[Arrival], what: str) -> MixedLoad:
         if turn.tokens:
             if last is not None:
                 load.gaps.append((now - last) * 1e3)
+                load.gap_rows.append(turn.rows)
             last = now
         load.tokens += turn.tokens
         load.reserved_bytes = max(load.reserved_bytes, engine.reserved)
@@ -100,6 +111,15 @@ def mixed(engine: Engine, arrivals: Sequence[Arrival], what: str) -> MixedLoad:
     load.seconds = time.perf_counter() - start
     load.peak_bytes = mx.get_peak_memory()
     return load
+
+
+def quantiles(
+    numbers: Sequence[float], weights: Sequence[int], shares: Sequence[float]
+) -> list[float]:
+    """The smallest of the numbers up to which each share of all weight lies."""
+    ordered = sorted(zip(numbers, weights, strict=True))
+    reached = list(accumulate(weight for _, weight in ordered))
+    return [ordered[bisect_left(reached, share * reached[-1])][0] for share in shares]
 
 
 class Decode(NamedTuple):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from support.tiny import tiny_config
 
 from chairlift.loadtest.engine_bench.load import Load, Range, lengths
+from chairlift.loadtest.engine_bench.measure import MixedLoad, quantiles
 from chairlift.loadtest.shapes import random_model
 
 
@@ -82,3 +83,27 @@ def test_random_quantized_weights_are_as_large_as_others(kind: str, bits: int) -
     assert abs(weight.mean().item()) < 0.1 * weight.std().item()
     logits = quantized(mx.array([[1, 2, 3]]))
     assert mx.isfinite(logits).all().item()
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 1e3), st.integers(0, 50)), min_size=1),
+    st.floats(0.01, 1.0),
+)
+def test_a_weighted_quantile_is_that_of_repeated_numbers(
+    weighted: list[tuple[float, int]], share: float
+) -> None:
+    weighted.append((7.0, 1))
+    numbers, weights = zip(*weighted, strict=True)
+    repeated = sorted(number for number, weight in weighted for _ in range(weight))
+    (found,) = quantiles(numbers, weights, [share])
+    place = repeated.index(found)
+    assert place <= share * len(repeated)
+    last = place + repeated.count(found)
+    assert last >= share * len(repeated) * (1 - 1e-9)
+
+
+def test_itl_counts_a_gap_once_for_each_row() -> None:
+    load = MixedLoad(tokens=1, seconds=1.0, gaps=[5.0, 5.0, 5.0, 20.0], gap_rows=[1, 1, 1, 100])
+    load.reserved_bytes = 1
+    figures = load.figures(1)
+    assert (figures["gap_p50_ms"], figures["itl_p50_ms"]) == (5.0, 20.0)

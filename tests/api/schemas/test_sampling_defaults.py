@@ -17,7 +17,7 @@ from chairlift.api.schemas.sampling_defaults import (
 )
 from chairlift.api.schemas.schemas import GenerationRequest
 from chairlift.engine.errors import ModelError
-from chairlift.engine.model.generation_config import SAMPLING_KEYS, Found
+from chairlift.engine.hub.generation_config import SAMPLING_KEYS, Found
 
 NEUTRAL = SamplingDefaults()
 # Values inside, on and beyond the bounds of all fields, and of other types.

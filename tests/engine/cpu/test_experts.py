@@ -5,18 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 from conformance.weights import tiny_model
 from hypothesis import given
 from hypothesis import strategies as st
+from mlx_lm.models import switch_layers
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.models.switch_layers import SwitchGLU, SwitchLinear
 
 from chairlift.engine.cpu import experts, kernels
 from chairlift.engine.cpu.compiled import compiled_experts
 from chairlift.engine.cpu.compiled.compiled_experts import CompiledExperts
-from chairlift.engine.cpu.experts import HostSwitchLinear, Router, routes_of
+from chairlift.engine.cpu.experts import HostSwitchGLU, HostSwitchLinear, Router, routes_of
 from chairlift.engine.device import memory
 
 pytestmark = pytest.mark.skipif(
@@ -95,7 +97,10 @@ def test_a_layers_outputs_stay_the_same(tokens: int, exactly: bool, bias: bool) 
     expected = layer(x, indices)
     mx.eval(expected)
     assert experts.install(layer, exactly)
-    assert type(layer.down_proj) is HostSwitchLinear
+    if bias:
+        assert type(layer.down_proj) is HostSwitchLinear
+    else:
+        assert type(layer) is HostSwitchGLU
     assert mx.allclose(layer(x, indices), expected, rtol=1e-4, atol=1e-5).item()
 
 
@@ -111,7 +116,7 @@ def test_weights_are_rounded_only_if_they_may_be() -> None:
 
 
 def test_other_types_and_shapes_are_left_to_mlx() -> None:
-    layer = SwitchGLU(16, 8, 2)
+    layer = SwitchGLU(16, 8, 2, bias=True)
     assert experts.install(layer, True)
     product: Any = layer.up_proj
     indices = mx.array([[1], [0]])
@@ -123,6 +128,31 @@ def test_other_types_and_shapes_are_left_to_mlx() -> None:
     half = SwitchGLU(16, 8, 2)
     half.set_dtype(mx.bfloat16)
     assert not experts.install(half, True)
+    fused = SwitchGLU(16, 8, 2)
+    assert experts.install(fused, True)
+    assert fused(mx.zeros((0, 16)), mx.zeros((0, 2), mx.uint32)).shape == (0, 2, 16)
+    # float32 weights and other tokens: the result has the type that MLX gives it.
+    x = mx.random.normal((3, 16)).astype(mx.bfloat16)
+    chosen = mx.array([[0], [1], [1]])
+    assert mx.allclose(fused(x, chosen), SwitchGLU.__call__(fused, x, chosen)).item()
+
+
+@pytest.mark.parametrize("activation", [switch_layers.SwiGLU, nn.GELU, nn.SiLU])
+def test_only_swiglu_is_fused(activation: Any) -> None:
+    """Another activation is computed by MLX, between the products."""
+
+    class Gate(nn.Module):
+        def __call__(self, x: mx.array, gate: mx.array) -> mx.array:
+            return activation()(gate) * x
+
+    is_swiglu = activation is switch_layers.SwiGLU
+    layer = SwitchGLU(16, 24, 3, activation=activation() if is_swiglu else Gate())
+    x, chosen = mx.random.normal((2, 5, 16)), mx.array([[[0, 2]] * 5, [[1, 0]] * 5])
+    expected = layer(x, chosen)
+    mx.eval(expected)
+    assert experts.install(layer, True)
+    assert (type(layer) is HostSwitchGLU) == is_swiglu
+    assert mx.allclose(layer(x, chosen), expected, rtol=1e-4, atol=1e-5).item()
 
 
 def test_without_memory_for_copies_layers_stay_mlxs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,6 +190,6 @@ def test_a_models_logits_stay_the_same(name: str) -> None:
 
     expected = logits()
     assert kernels.install(model)
-    assert any(type(layer) is HostSwitchLinear for layer in model.modules())
+    assert any(type(layer) in (HostSwitchLinear, HostSwitchGLU) for layer in model.modules())
     actual = logits()
     assert mx.abs(actual - expected).max().item() <= 1e-4 * mx.abs(expected).max().item()

@@ -45,7 +45,7 @@ def test_a_function_of_that_name_with_another_meaning_stays() -> None:
 
 def test_experts_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(switch_layers, "swiglu", ORIGINAL)
-    layer = switch_layers.SwitchGLU(16, 8, 2)
+    layer = switch_layers.SwitchGLU(16, 8, 2, bias=True)  # only those without are fused
     x, indices = mx.random.normal((4, 16)), mx.array([[0], [1], [1], [0]])
     expected = layer(x, indices)
     assert kernels.install(layer)

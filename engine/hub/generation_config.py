@@ -12,8 +12,8 @@ from typing import Any, Literal, NamedTuple
 
 from chairlift.engine.errors import ModelError
 from chairlift.engine.hub.folder_check import read_object
+from chairlift.engine.hub.known_models import KnownModel, known_gguf, known_repository
 from chairlift.engine.hub.source import ModelSource
-from chairlift.engine.model.known_models import KnownModel, known_gguf, known_repository
 
 AUTO: Literal["auto"] = "auto"
 NONE: Literal["none"] = "none"

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from support.models import default_model_path
 
 from chairlift.engine.errors import ModelError
-from chairlift.engine.hub.gguf.sampling import sampling_metadata
-from chairlift.engine.hub.source import ModelSource
-from chairlift.engine.model.generation_config import (
+from chairlift.engine.hub.generation_config import (
     KEYS,
     GenerationConfig,
     end_token_ids,
     read_generation_config,
 )
-from chairlift.engine.model.known_models import KNOWN_MODELS, known_gguf
+from chairlift.engine.hub.gguf.sampling import sampling_metadata
+from chairlift.engine.hub.known_models import KNOWN_MODELS, known_gguf
+from chairlift.engine.hub.source import ModelSource
 
 SMOLLM2 = {"temperature": 0.2, "top_p": 0.9}
 
