@@ -11,11 +11,13 @@ import mlx.core as mx
 import numpy as np
 from support.engine.bench import Bench
 
+from chairlift.engine.core.acceleration import accelerate
 from chairlift.engine.messages import Abort
 from chairlift.engine.model import attention
 from chairlift.engine.model.vision.families import FAMILIES
 from chairlift.engine.model.vision.model import VisionModel
 from conformance.check import Result, where
+from conformance.restored import restored
 from conformance.vision.configs import tiny_model
 from conformance.vision.forms import Form, Prompt, random_prompt
 from conformance.vision.types import NOT_APPLICABLE, NOT_TRIED, TYPES
@@ -64,10 +66,17 @@ def _check(name: str, seeds: tuple[int, ...]) -> Result:
     caches = ""
     try:
         for seed in seeds:
+            requests = _requests(model, form, seed)
             engine = VisionModel(tiny_model(name), name)
             caches = _cache_names(engine)
-            attention.install(engine)
-            different = _compare(model, engine, form, seed)
+            with restored():
+                # Every other time as the engine serves it on this device.
+                if seed % 2:
+                    eager = accelerate(engine.model.language_model).eager
+                else:
+                    eager = False
+                    attention.install(engine)
+                different = _compare(engine, eager, form, requests, seed)
             if different:
                 return Result(name, "failed", caches, different)
     except Exception as error:
@@ -90,18 +99,28 @@ def _unfit_for_comparison(model: Any, form: Form) -> str | None:
     return "it says fewer than four tokens" if len(said) < 4 else None
 
 
-def _compare(model: Any, engine: VisionModel, form: Form, seed: int) -> str | None:
-    """The first difference between requests that join and leave, and each alone."""
+def _requests(model: Any, form: Form, seed: int) -> list[tuple[Prompt, Solo]]:
+    """Prompts, and their tokens alone."""
     draw, seeds = random.Random(seed), [10 * seed + number for number in range(5)]
     prompts = [
         random_prompt(form, draw, min(number % 4, form.most), seeds) for number in range(REQUESTS)
     ]
-    counts = [draw.randrange(2, 12) for _ in prompts]
-    alone = [Solo(model, form, *each) for each in zip(prompts, counts, strict=True)]
+    return [(prompt, Solo(model, form, prompt, draw.randrange(2, 12))) for prompt in prompts]
+
+
+def _compare(
+    engine: VisionModel,
+    eager: bool,
+    form: Form,
+    requests: list[tuple[Prompt, Solo]],
+    seed: int,
+) -> str | None:
+    """The first difference between requests that join and leave, and each alone."""
+    draw = random.Random(seed)
     tokens = WHOLE if form.whole else CHUNK
-    bench = Bench(engine, rows=6, tokens=tokens, prefix=1 << 24, bands=2)
-    for number, (prompt, count) in enumerate(zip(prompts, counts, strict=True)):
-        reading = {"images": prompt.images}
+    bench = Bench(engine, eager=eager, rows=6, tokens=tokens, prefix=1 << 24, bands=2)
+    for number, (prompt, solo) in enumerate(requests):
+        reading, count = {"images": prompt.images}, len(solo.tokens)
         bench.submit(str(number), prompt.tokens, count, reading=reading, logprobs=TOP)
         for _ in range(draw.randrange(4)):
             bench.step()
@@ -110,10 +129,9 @@ def _compare(model: Any, engine: VisionModel, form: Form, seed: int) -> str | No
             bench.step()
             bench.core.abort(Abort(f"leaves {number}"))
     bench.drain()
-    for number, solo in enumerate(alone):
-        images = len(prompts[number].images)
+    for number, (prompt, solo) in enumerate(requests):
         if different := difference(bench, str(number), solo):
-            return f"request {number} with {images} images: {different}"
+            return f"request {number} with {len(prompt.images)} images: {different}"
     return None
 
 
