@@ -77,10 +77,12 @@ def _replaced(original: Callable[..., Any], kernel: Kernel | None) -> Callable[.
         beta: mx.array,
         state: mx.array | None = None,
         mask: mx.array | None = None,
+        *more: Any,
         **others: Any,
     ) -> Any:
-        if any(value is not None for value in others.values()):
-            return original(q, k, v, g, beta, state, mask, **others)
+        # mlx-vlm asks for the states after the first tokens, by one more argument.
+        if any(value is not None for value in (*more, *others.values())):
+            return original(q, k, v, g, beta, state, mask, *more, **others)
         if kernel is not None and state is not None:
             results = kernel(q, k, v, g, beta, state, mask)
             if results is not None:

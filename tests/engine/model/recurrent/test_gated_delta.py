@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import mlx.core as mx
+import mlx.nn as nn
+import mlx_vlm.models.gated_delta
 import numpy as np
 import pytest
 from conformance.restored import restored
@@ -171,6 +173,28 @@ def test_few_tokens_are_computed_by_the_loop(monkeypatch: pytest.MonkeyPatch) ->
     model(mx.array([[5] * (MIN_TOKENS - 1)]), cache=make_prompt_cache(model))
     with pytest.raises(TypeError):
         model(mx.array([[5] * MIN_TOKENS]), cache=make_prompt_cache(model))
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+@pytest.mark.parametrize("states", [None, 3])
+def test_mlx_vlm_gets_the_states_that_it_asks_for(states: int | None, by_name: bool) -> None:
+    rule = mlx_vlm.models.gated_delta
+    names = {"gated_delta_update": rule.gated_delta_update, "nn": nn}
+    exec("class Layer(nn.Module):\n    def __call__(self): ...", names)
+    layer: Any = names["Layer"]
+    original = rule.gated_delta_ops
+    q, v = mx.random.normal((1, 9, 2, 8)), mx.random.normal((1, 9, 2, 4))
+    arguments = [q, q, v, mx.full((1, 9, 2), 0.5), mx.full((1, 9, 2), 0.3), mx.ones((1, 2, 4, 8))]
+    expected = original(*arguments, None, states)
+    assert gated_delta.install(layer())
+    assert rule.gated_delta_ops is not original
+    if by_name:
+        actual = rule.gated_delta_ops(*arguments, mask=None, state_steps=states)
+    else:
+        actual = rule.gated_delta_ops(*arguments, None, states)
+    assert len(actual) == len(expected) == (2 if states is None else 3)
+    for ours, theirs in zip(actual, expected, strict=True):
+        assert mx.allclose(ours, theirs, rtol=1e-4, atol=1e-5).item()
 
 
 def test_a_kernel_computes_what_it_takes() -> None:

@@ -41,6 +41,13 @@ def _served(model_type: str) -> VisionModel:
     ],
 )
 def test_batched_tokens_are_those_of_mlx_vlm_alone(model_type: str) -> None:
+    result = check(model_type, seeds=(0,))
+    assert result.outcome == "passed", result
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", ["glm5_next", "kimi_k3", "qwen3_5"])
+def test_accelerated_recurrent_layers_give_the_same_tokens(model_type: str) -> None:
     result = check(model_type, seeds=(1,))
     assert result.outcome == "passed", result
 
