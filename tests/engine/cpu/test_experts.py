@@ -12,8 +12,8 @@ from conformance.weights import tiny_model
 from hypothesis import given
 from hypothesis import strategies as st
 from mlx_lm.models import switch_layers
-from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.models.switch_layers import SwitchGLU, SwitchLinear
+from support.engine.reference import logits_of_prompt
 
 from chairlift.engine.cpu import experts, kernels
 from chairlift.engine.cpu.compiled import compiled_experts
@@ -180,16 +180,8 @@ def test_routes_are_found_once_for_the_same_indices(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss", "granitemoehybrid"])
 def test_a_models_logits_stay_the_same(name: str) -> None:
     model = tiny_model(name)
-    tokens = mx.array([[3 + number * 7 % 60 for number in range(50)]])
-
-    def logits() -> mx.array:
-        cache = make_prompt_cache(model)
-        parts = [model(tokens[:, part], cache=cache) for part in (slice(45), slice(45, None))]
-        mx.eval(parts)
-        return mx.concatenate(parts, axis=1)
-
-    expected = logits()
+    expected = logits_of_prompt(model, 50, 5)
     assert kernels.install(model)
     assert any(type(layer) in (HostSwitchLinear, HostSwitchGLU) for layer in model.modules())
-    actual = logits()
+    actual = logits_of_prompt(model, 50, 5)
     assert mx.abs(actual - expected).max().item() <= 1e-4 * mx.abs(expected).max().item()

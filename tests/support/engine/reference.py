@@ -41,3 +41,13 @@ def solo_logprobs(model: Any, prompt: Seq[int]) -> mx.array:
 def solo_hidden(model: Any, prompt: Seq[int]) -> mx.array:
     """Hidden states ``[tokens, hidden size]`` before the output layer of a plain mlx-lm model."""
     return model.model(mx.array([list(prompt)]))[0].astype(mx.float32)
+
+
+def logits_of_prompt(model: Any, count: int, last: int) -> mx.array:
+    """The logits of ``count`` tokens, of which the ``last`` ones are a model call of their own."""
+    tokens = mx.array([[3 + number * 7 % 60 for number in range(count)]])
+    cache = make_prompt_cache(model)
+    cut = count - last
+    parts = [model(tokens[:, part], cache=cache) for part in (slice(cut), slice(cut, None))]
+    mx.eval(parts)
+    return mx.concatenate(parts, axis=1)

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlx_lm.models import gated_delta as mlx_lm_rule
 from mlx_lm.models.cache import make_prompt_cache
+from support.engine.reference import logits_of_prompt
 
 from chairlift.engine.model.recurrent import gated_delta
 from chairlift.engine.model.recurrent.gated_delta import (
@@ -143,15 +144,7 @@ def test_there_are_such_files() -> None:
 @pytest.mark.parametrize("name", FILES)
 def test_a_models_logits_stay_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model(name)
-    tokens = mx.array([[3 + number * 7 % 60 for number in range(75)]])
-
-    def logits() -> mx.array:
-        cache = make_prompt_cache(model)
-        parts = [model(tokens[:, part], cache=cache) for part in (slice(70), slice(70, None))]
-        mx.eval(parts)
-        return mx.concatenate(parts, axis=1)
-
-    expected = logits()
+    expected = logits_of_prompt(model, 75, 5)
     calls: list[int] = []
 
     def counted(q: mx.array, *arguments: Any) -> Any:
@@ -161,7 +154,7 @@ def test_a_models_logits_stay_the_same(name: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(gated_delta, "gated_delta_blocks", counted)
     assert gated_delta.install(model)
     assert gated_delta.install(model), "once more changes nothing"
-    actual = logits()
+    actual = logits_of_prompt(model, 75, 5)
     assert set(calls) == {70, 5}
     assert mx.abs(actual - expected).max().item() <= 1e-3 * mx.abs(expected).max().item()
 
