@@ -109,8 +109,7 @@ class HostSwitchGLU(SwitchGLU):  # type: ignore[misc]
         order, groups = self.router(indices)
         gathered = view(x).reshape(-1, x.shape[-1])[order // indices.shape[-1]]
         gate, other = np.split(self.wide(gathered, groups), 2, axis=1)
-        hidden = np.ascontiguousarray(elementwise.swiglu(gate, other))
-        by_expert = _in_order(self.narrow(hidden, groups), order)
+        by_expert = _in_order(self.narrow(elementwise.swiglu(gate, other), groups), order)
         return mx.array(by_expert).reshape([*indices.shape, by_expert.shape[1]])
 
 

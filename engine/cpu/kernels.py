@@ -109,20 +109,20 @@ def _replace_swiglu(model: Any) -> bool:
     A few model files have a function of that name with another meaning, which stays.
     """
     modules = [sys.modules.get(f"{package}.models.activations") for package in _PACKAGES]
-    known = {id(_replaced_by(module.swiglu)) for module in modules if module is not None}
+    known = {id(_original(module.swiglu)) for module in modules if module is not None}
     found = False
     for layer in (model, *model.modules()):
         names = names_of(layer) if callable(layer) else {}
         original = names.get("swiglu")
-        if id(_replaced_by(original)) in known:
+        if id(_original(original)) in known:
             found = True
             if not hasattr(original, "replaces"):
                 names["swiglu"] = _swiglu(original)
     return found
 
 
-def _replaced_by(function: Any) -> Any:
-    """The function that this one replaces; itself if it replaces none."""
+def _original(function: Any) -> Any:
+    """The function that ``function`` replaces; itself if it replaces none."""
     return getattr(function, "replaces", function)
 
 

@@ -43,9 +43,9 @@ class CompiledExperts:
         """Multiplies each token by its expert's weights.
 
         Args:
-            x: ``[tokens, inputs]``, contiguous; the tokens of an expert are one after the other.
-            groups: ``[groups, 3]``, contiguous: the expert of each group, its first token, and the
-                number of its tokens.
+            x: ``[tokens, inputs]``; the tokens of an expert are one after the other.
+            groups: ``[groups, 3]``: the expert of each group, its first token, and the number of
+                its tokens, at least 1.
 
         Returns:
             ``[tokens, outputs]``. The next call of any layer may overwrite it, and its rows are not
@@ -54,11 +54,13 @@ class CompiledExperts:
         Raises:
             ValueError: a group has another expert than those, or other tokens.
         """
-        experts, starts, counts = groups.T
+        experts, first, counts = groups.T
         if x.shape[1] != self._inputs or not _are_within(experts, self._experts):
             raise ValueError(f"tokens {x.shape} of experts {experts} do not fit the weights")
-        if not _are_within(starts, len(x)) or not _are_within(starts + counts - 1, len(x)):
-            raise ValueError(f"groups of {len(x)} tokens begin at {starts} and have {counts}")
+        last = first + counts - 1
+        if not _are_within(first, len(x)) or not _are_within(last, len(x)) or np.any(first > last):
+            raise ValueError(f"groups of {len(x)} tokens begin at {first} and have {counts}")
+        x, groups = np.ascontiguousarray(x, np.float32), np.ascontiguousarray(groups, np.int64)
         result: Floats = _products.array(np.float32, len(x), self._stride)
         if len(groups):
             run_shared(

@@ -222,7 +222,7 @@ def inverse_unit_lower(lower: mx.array) -> mx.array:
         ``[..., n, n]``.
     """
     size = lower.shape[-1]
-    power = -_diagonal(lower, _TILE, 0, _TILE, 0)
+    power = -_diagonal(lower, _TILE, 0)
     inverse = mx.eye(_TILE) + power
     for _ in range(_TILE.bit_length() - 2):
         power = power @ power
@@ -230,7 +230,7 @@ def inverse_unit_lower(lower: mx.array) -> mx.array:
     side = _TILE
     while side < size:
         first, second = inverse[..., ::2, :, :], inverse[..., 1::2, :, :]
-        corner = -(second @ _diagonal(lower, 2 * side, side, side, 0) @ first)
+        corner = -(second @ _diagonal(lower, side, side) @ first)
         upper = mx.concatenate([first, mx.zeros_like(first)], axis=-1)
         below = mx.concatenate([corner, second], axis=-1)
         inverse = mx.concatenate([upper, below], axis=-2)
@@ -238,14 +238,19 @@ def inverse_unit_lower(lower: mx.array) -> mx.array:
     return inverse.squeeze(-3)
 
 
-def _diagonal(matrix: mx.array, step: int, row: int, side: int, column: int) -> mx.array:
-    """Squares of a matrix at every ``step``-th place of its diagonal, from ``row`` and ``column``.
+def _diagonal(matrix: mx.array, side: int, below: int) -> mx.array:
+    """Squares along a matrix's diagonal, one after the other.
+
+    Args:
+        side: of a square.
+        below: rows from the diagonal down to a square, 0 or as many as a square has. So many
+            columns are left out behind each square.
 
     Returns:
         ``[..., squares, side, side]``.
     """
     squares = [
-        matrix[..., start + row : start + row + side, start + column : start + column + side]
-        for start in range(0, matrix.shape[-1], step)
+        matrix[..., start + below : start + below + side, start : start + side]
+        for start in range(0, matrix.shape[-1], side + below)
     ]
     return mx.stack(squares, axis=-3)

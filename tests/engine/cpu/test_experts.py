@@ -70,7 +70,7 @@ def test_a_tokens_product_does_not_depend_on_the_others() -> None:
 
 @pytest.mark.parametrize(
     "groups",
-    [[[3, 0, 1]], [[-1, 0, 1]], [[0, 0, 5]], [[0, 4, 1]], [[0, -1, 1]]],
+    [[[3, 0, 1]], [[-1, 0, 1]], [[0, 0, 5]], [[0, 4, 1]], [[0, -1, 1]], [[0, 2, 0]], [[0, 3, -2]]],
 )
 def test_groups_beyond_the_weights_or_the_tokens_are_refused(groups: list[list[int]]) -> None:
     layer = CompiledExperts(_weights(3, 8, 8, True))
