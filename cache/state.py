@@ -36,6 +36,13 @@ class StateLayer(_ArraysCache):
         self._slots: dict[int, mx.array] = {}
         self._rows = 0
 
+    @classmethod
+    def of(cls, slots: Slots, rows: int, size: int = 0) -> StateLayer:
+        """The layer of so many rows with these states."""
+        layer = cls(size)
+        layer._slots, layer._rows = dict(slots), rows
+        return layer
+
     def __getitem__(self, slot: int) -> mx.array | None:
         return self._slots.get(slot)
 
@@ -117,7 +124,7 @@ class StateLayer(_ArraysCache):
                 old = mx.zeros((self._rows, *new.shape[1:]), new.dtype)
             if old is not None:
                 new = mx.zeros_like(old[:1]) if new is None else new
-                old, new = _padded_alike(old, new)
+                old, new = padded_alike([old, new])
                 self._slots[slot] = mx.concatenate([old[:row], new, old[row + 1 :]])
 
     def rearrange(self, order: Sequence[int]) -> None:
@@ -175,11 +182,13 @@ def _select_rows(slot: int, checkpoints: Mapping[int, Slots], kept: Sequence[int
     return chosen
 
 
-def _padded_alike(one: mx.array, other: mx.array) -> tuple[mx.array, mx.array]:
-    """Both with the same axis 1: a tail that is still growing is padded with zeros in front."""
-    if one.ndim < 2 or one.shape[1] == other.shape[1]:
-        return one, other
-    width = max(one.shape[1], other.shape[1])
-    rest = [(0, 0)] * (one.ndim - 2)
-    longer = [mx.pad(x, [(0, 0), (width - x.shape[1], 0), *rest]) for x in (one, other)]
-    return longer[0], longer[1]
+def padded_alike(arrays: Sequence[mx.array]) -> list[mx.array]:
+    """All with the same axis 1: a tail that is still growing is padded with zeros in front."""
+    if arrays[0].ndim < 2:
+        return list(arrays)
+    width = max(array.shape[1] for array in arrays)
+    rest = [(0, 0)] * (arrays[0].ndim - 2)
+    return [
+        x if x.shape[1] == width else mx.pad(x, [(0, 0), (width - x.shape[1], 0), *rest])
+        for x in arrays
+    ]

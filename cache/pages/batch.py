@@ -13,7 +13,14 @@ from chairlift.cache.pages.page import PAGE_TOKENS, page_count
 from chairlift.cache.pages.piece import PagedPiece, Run
 from chairlift.cache.pages.rows import PageRows
 from chairlift.cache.ring import order_without
-from chairlift.cache.snapshot import AttentionPiece, LayerKind, Snapshot, resumable
+from chairlift.cache.snapshot import (
+    AttentionPiece,
+    LayerKind,
+    LayerState,
+    Snapshot,
+    StatePiece,
+    resumable,
+)
 
 
 class PagedBatch:
@@ -27,14 +34,14 @@ class PagedBatch:
     # Kernels write the pages, in the order in which steps are dispatched, so a step may be
     # dispatched while the one before still runs.
     queued = True
-    # There are no recurrent states.
-    states: Sequence[mx.array] = ()
     # Rows have no buffers of their own.
     capacity = Capacity(0, 0)
 
     def __init__(self, memory: PagedMemory) -> None:
         self.memory = memory
         self.rows = {window: PageRows(pool) for window, pool in memory.pools.items()}
+        # The states of each recurrent layer.
+        self.row_states = memory.row_states()
         self.offsets: list[int] = []
 
     def __len__(self) -> int:
@@ -53,12 +60,17 @@ class PagedBatch:
     @property
     def state(self) -> list[mx.array]:
         """Arrays to evaluate so that the last step's tokens are written."""
-        return self.memory.effects
+        return [*self.memory.effects, *self.states]
+
+    @property
+    def states(self) -> list[mx.array]:
+        """The recurrent states. Evaluate them: a step's logits need not depend on them."""
+        return [array for layer in self.row_states for array in layer.arrays]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the rows' pages; a page that rows share counts once."""
-        total = 0
+        """Bytes of the rows' pages and states; a page that rows share counts once."""
+        total = sum(layer.nbytes for layer in self.row_states)
         for window, rows in self.rows.items():
             used = np.zeros(self.memory.pools[window].pages + 1, np.bool_)
             rows.mark(used)
@@ -75,21 +87,34 @@ class PagedBatch:
         self.offsets.append(0)
         for rows in self.rows.values():
             rows.join()
+        if state is not None and (state.start or not resumable(self.kinds, [state])):
+            raise ValueError(f"a row cannot go on from [{state.start}, {state.stop})")
+        for layer, piece in zip(self.row_states, self._states_of(state), strict=True):
+            layer.join(piece)
         if state is not None and state.stop:
-            if state.start or not resumable(self.kinds, [state]):
-                raise ValueError(f"a row cannot go on from [{state.start}, {state.stop})")
             self.offsets[row] = state.stop
-            for window, rows in self.rows.items():
-                self._restore(row, rows, state, window)
+            for rows in self.rows.values():
+                self._restore(row, rows, state)
         return row
 
-    def _restore(self, row: int, rows: PageRows, state: Snapshot, window: int | None) -> None:
+    def _states_of(self, state: Snapshot | None) -> list[StatePiece | None]:
+        """A row's state in each recurrent layer."""
+        layers = zip(self.kinds, state.layers if state else self.kinds, strict=True)
+        pieces = [piece for kind, piece in layers if kind.recurrent]
+        return [piece if isinstance(piece, StatePiece) else None for piece in pieces]
+
+    def _restore(self, row: int, rows: PageRows, state: Snapshot) -> None:
         """Gives an empty row one kind's tokens of a state.
 
         NOTE: writes are dispatched at once, because pages are read and written in that order.
         """
-        layers = [i for i, kind in enumerate(self.kinds) if kind.window == window]
-        pieces = [state.layers[i] for i in layers]
+        attention = [
+            piece
+            for kind, piece in zip(self.kinds, state.layers, strict=True)
+            if not kind.recurrent
+        ]
+        layers = [i for i, layer in enumerate(self.memory.layers) if layer.pool is rows.pool]
+        pieces = [attention[i] for i in layers]
         first = pieces[0]
         if isinstance(first, PagedPiece) and first.layer.pool is rows.pool:
             needed = rows.pool.oldest_seen(state.stop)
@@ -122,20 +147,24 @@ class PagedBatch:
             for row in rows:
                 pages.release(row, self.offsets[row])
             pages.arrange(order)
+        for states in self.row_states:
+            states.arrange(order)
         self.offsets = [self.offsets[row] for row in order]
         return order
 
     def extract(self, row: int, start: int = 0) -> Snapshot:
-        """A row's cached tokens from ``start`` on; they stay in their pages."""
+        """A row's cached tokens from ``start`` on, which stay in their pages, and its states."""
         stop = self.offsets[row]
         runs: dict[int | None, Run] = {
             window: rows.run(row, start, stop) for window, rows in self.rows.items()
         }
-        layers = tuple(
-            PagedPiece(layer, runs[kind.window]) if runs[kind.window].pages else None
-            for kind, layer in zip(self.kinds, self.memory.layers, strict=True)
-        )
-        return Snapshot(start, stop, layers)
+        pieces = [
+            PagedPiece(layer, run) if (run := runs[layer.pool.window]).pages else None
+            for layer in self.memory.layers
+        ]
+        states = [layer.get(row) for layer in self.row_states]
+        layers: list[LayerState | None] = self.memory.arranged(pieces, states)
+        return Snapshot(start, stop, tuple(layers))
 
     def hand_over(self, row: int) -> Snapshot:
         """The state of a row that takes no further step; another row may continue in its pages."""
@@ -159,6 +188,8 @@ class PagedBatch:
 
         Further tokens that the row's last step has written are overwritten by the next.
         """
+        for states in self.row_states:
+            states.keep(tokens)
         self.offsets = [offset + new for offset, new in zip(self.offsets, tokens, strict=True)]
         for pages in self.rows.values():
             for row, offset in enumerate(self.offsets):

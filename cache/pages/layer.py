@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -10,12 +10,14 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
+from chairlift.cache.packed.split import SplitLayer, Within, anywhere
 from chairlift.cache.pages.batch import PagedBatch
 from chairlift.cache.pages.buffers import LayerPages
 from chairlift.cache.pages.kernels import KeysValues
 from chairlift.cache.pages.memory import PagedMemory
 from chairlift.cache.pages.page_table import PageLists
 from chairlift.cache.pages.step import KindStep, StepTokens, step_arrays
+from chairlift.cache.pages.step_states import StepRows, StepStates
 
 
 class PagedMask(NamedTuple):
@@ -106,6 +108,7 @@ class PagedStep:
         tokens: the step's tokens.
         kinds: the arrays of each kind, by its window.
         more: the further arrays that were uploaded with the step.
+        states: the recurrent layers; None if there are none.
         traced: the step is being compiled.
         layers_by_keys: the layers that have taken keys in this step, by the ``id`` of these.
     """
@@ -114,6 +117,7 @@ class PagedStep:
     tokens: StepTokens
     kinds: Mapping[int | None, KindStep]
     more: Sequence[mx.array] = ()
+    states: StepStates | None = None
     traced: bool = False
     layers_by_keys: dict[int, PagedLayer] = field(default_factory=dict)
 
@@ -149,17 +153,22 @@ class PagedStep:
             raise ValueError("attention to keys that are in no cache")
         return layer.attend(queries, window, scale, sinks)
 
-    def layers(self, buffers: Sequence[KeysValues] | None = None) -> Sequence[Any]:
+    def layers(
+        self,
+        buffers: Sequence[KeysValues] | None = None,
+        recurrent: Sequence[SplitLayer] | None = None,
+    ) -> Sequence[Any]:
         """The layers to call the model with, in the nesting that it expects.
 
         Args:
-            buffers: replace those of the layers, in a step that is being compiled.
+            buffers, recurrent: replace those of the layers, in a step that is being compiled.
         """
+        if recurrent is None:
+            recurrent = self.states.layers() if self.states else []
         pages = self.memory.layers
         own = [None] * len(pages) if buffers is None else buffers
-        return self.memory.view(
-            [PagedLayer(self, layer, new) for layer, new in zip(pages, own, strict=True)]
-        )
+        attention = [PagedLayer(self, layer, new) for layer, new in zip(pages, own, strict=True)]
+        return self.memory.view(self.memory.arranged(attention, recurrent))
 
 
 @contextmanager
@@ -173,6 +182,7 @@ def paged_step(
     row_limit: int = 0,
     alone: bool = False,
     more: Sequence[Sequence[int]] = (),
+    within: Callable[[], Within] = lambda: anywhere,
 ) -> Iterator[PagedStep]:
     """A context of one model call in which rows take a token each, and prompts take chunks.
 
@@ -190,6 +200,7 @@ def paged_step(
         row_limit: see ``StepSizes``.
         alone: see ``step_arrays``.
         more: further numbers that the call needs on the device.
+        within: see ``SplitLayer``.
 
     Raises:
         OutOfPages: there are too few pages.
@@ -218,9 +229,21 @@ def paged_step(
         *(rows, own_chunks, lists, tail, row_limit, min_columns, alone, further, forms)
     )
     tokens = next(iter(kinds.values())).tokens
-    step = PagedStep(memory, tokens, kinds, uploads)
+    states = StepStates(_step_rows(batches, padding), within) if memory.templates else None
+    step = PagedStep(memory, tokens, kinds, uploads, states)
     with step.running():
         yield step
     memory.forms |= dict.fromkeys(tokens.tiles)
     for batch, new in batches if drafted is None else batches[len(bands) :]:
         batch.advance(new)
+
+
+def _step_rows(batches: Sequence[tuple[PagedBatch, Sequence[int]]], padding: int) -> list[StepRows]:
+    """The rows of a step, in the order of their tokens.
+
+    If they are of one batch, unused tokens behind them are further rows of the same call.
+    """
+    rows = [StepRows(batch.row_states, counts) for batch, counts in batches]
+    if len(rows) == 1:
+        return [StepRows(rows[0].states, [*rows[0].counts, *[1] * padding])]
+    return rows

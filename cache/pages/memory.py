@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import mlx.core as mx
 
 from chairlift.cache.pages.buffers import LayerPages
 from chairlift.cache.pages.kernels import PageKernels
 from chairlift.cache.pages.pool import PagePool
+from chairlift.cache.pages.states import RowStates
 from chairlift.cache.quantized import Quantization
 from chairlift.cache.snapshot import LayerKind
+
+T = TypeVar("T")
 
 
 class PagedMemory:
     """The pools and buffers of one model.
 
     Args:
-        kinds: each layer's kind; only attention layers, none of them chunked.
+        kinds: each layer's kind; none of them chunked.
         pages: the number of pages of each kind, by its window.
         kernels: read and write the pages.
         view: turns the list of layers into the nesting that the model expects.
@@ -27,7 +30,8 @@ class PagedMemory:
     Attributes:
         kinds: each layer's kind.
         pools: the pages of each kind, by its window.
-        layers: the buffers of each layer.
+        layers: the buffers of each attention layer.
+        templates: a state of zeros for each recurrent layer, see ``RowStates``.
         kernels: read and write the pages.
         effects: arrays of the last step that writes depend on; evaluate them with the step.
     """
@@ -41,12 +45,16 @@ class PagedMemory:
         quantization: Quantization | None = None,
     ) -> None:
         self.kinds = tuple(kinds)
+        attention = [kind for kind in kinds if not kind.recurrent]
         self.pools = {
             window: PagePool(window, pages[window])
-            for window in dict.fromkeys(kind.window for kind in kinds)
+            for window in dict.fromkeys(kind.window for kind in attention)
         }
         self.layers = tuple(
-            LayerPages(self.pools[kind.window], kernels, quantization) for kind in kinds
+            LayerPages(self.pools[kind.window], kernels, quantization) for kind in attention
+        )
+        self.templates: tuple[dict[int, mx.array], ...] = tuple(
+            {} for kind in kinds if kind.recurrent
         )
         self.kernels = kernels
         # The forms of layers whose tiles steps with chunks need, as far as they are known.
@@ -59,6 +67,19 @@ class PagedMemory:
         pool = self.pools[window]
         return sum(layer.page_bytes for layer in self.layers if layer.pool is pool)
 
+    def row_states(self) -> tuple[RowStates, ...]:
+        """The states of each recurrent layer, of a batch without rows."""
+        recurrent = [kind for kind in self.kinds if kind.recurrent]
+        return tuple(
+            RowStates(kind.slots, template)
+            for kind, template in zip(recurrent, self.templates, strict=True)
+        )
+
+    def arranged(self, attention: Iterable[T], states: Iterable[T]) -> list[T]:
+        """Something for each layer, in the order of ``kinds``, from that of both sorts."""
+        own = {False: iter(attention), True: iter(states)}
+        return [next(own[kind.recurrent]) for kind in self.kinds]
+
     def on_shortage(self, reclaim: Callable[[], bool]) -> None:
         """Sets the function that drops a cached prefix when no page is free."""
         for pool in self.pools.values():
@@ -66,5 +87,9 @@ class PagedMemory:
 
 
 def can_page(kinds: Sequence[LayerKind]) -> bool:
-    """Whether all layers cache keys and values of full attention or of a sliding window."""
-    return not any(kind.recurrent or kind.chunked for kind in kinds)
+    """Whether layers cache keys and values, of full attention or of a sliding window.
+
+    Others may have recurrent states.
+    """
+    chunked = any(kind.chunked for kind in kinds)
+    return not chunked and not all(kind.recurrent for kind in kinds)

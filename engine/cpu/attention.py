@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chairlift.cache.layer import Mask
-from chairlift.cache.packed import Part
+from chairlift.cache.packed.step import Part
 from chairlift.engine.cpu.compiled import compiled_matmul
 from chairlift.engine.cpu.elementwise import BLOCK
 from chairlift.engine.cpu.gemm import Floats, products

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from chairlift.cache.packed import Part
+from chairlift.cache.packed.step import Part
 
 # Prompt chunks are padded to a multiple of this many tokens; they are fastest if they also begin
 # at such a multiple.

@@ -19,7 +19,7 @@ from mlx.nn.layers.positional_encoding import RoPE
 
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.layer import LayerCache
-from chairlift.cache.packed import PackedLayer
+from chairlift.cache.packed.step import PackedLayer
 from chairlift.cache.pages.layer import PagedLayer
 from chairlift.cache.snapshot import LayerKind
 from chairlift.engine.cuda.fused_linear import Product, fuse_linears

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import mlx.core as mx
 
 from chairlift.cache.layer import LayerCache
-from chairlift.cache.packed import PackedLayer, PackedMask, Part
+from chairlift.cache.packed.step import PackedLayer, PackedMask, Part
 from chairlift.cache.pages.layer import PagedMask
 
 _NAME = "scaled_dot_product_attention"
@@ -63,7 +63,8 @@ def calls_attention(layer: Any) -> bool:
 
 def names_of(layer: Any) -> dict[str, Any]:
     """The globals of the module with a layer's code, which may be missing in ``sys.modules``."""
-    names: dict[str, Any] = type(layer).__call__.__globals__
+    own = type(layer)
+    names: dict[str, Any] = getattr(own, "original_class", own).__call__.__globals__
     return names
 
 

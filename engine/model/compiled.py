@@ -18,6 +18,7 @@ import mlx.core as mx
 from chairlift.cache.pages.kernels import KeysValues
 from chairlift.cache.pages.layer import PagedStep
 from chairlift.cache.pages.step import KindStep, TokenArrays
+from chairlift.cache.pages.step_states import written
 from chairlift.engine.model.lora_routing import Routing
 from chairlift.engine.model.trials.trial import Trial, within_rms
 
@@ -63,7 +64,7 @@ class CompiledSteps:
     def __init__(self, call: ModelCall, routing: Routing | None = None) -> None:
         self._model = call
         self._routing = routing
-        self._call: Callable[..., mx.array] = mx.compile(self._traced)
+        self._call: Callable[..., Any] = mx.compile(self._traced)
         self._step: PagedStep | None = None
         # How often each shape was seen.
         self._seen: dict[Shape, int] = {}
@@ -110,8 +111,10 @@ class CompiledSteps:
 
     def _is_ready(self, step: PagedStep) -> bool:
         """Whether a step can be compiled: what is made at first use is there."""
-        allocated = all(layer.buffers is not None for layer in step.memory.layers)
-        return allocated and self._forms is not None
+        memory = step.memory
+        allocated = all(layer.buffers is not None for layer in memory.layers)
+        recurs = step.states is None or (step.states.recur and all(memory.templates))
+        return allocated and recurs and self._forms is not None
 
     def _is_steady(self, step: PagedStep, positions: Positions) -> bool:
         """Counts a step's shape, and returns whether it has been seen often enough."""
@@ -130,9 +133,10 @@ class CompiledSteps:
         tiler = step.memory.kernels.tile_table
         tiles = [step.tokens.tiles_of(form, tiler).array for form in forms]
         call = None if self._routing is None else self._routing.call
+        states = step.states.arrays() if step.states else []
         self._step = step
         try:
-            return self._call(
+            result: tuple[mx.array, list[list[mx.array]]] = self._call(
                 _shape(step, positions),
                 tokens,
                 [] if positions is None else [positions],
@@ -141,9 +145,13 @@ class CompiledSteps:
                 [kind.pages for kind in step.kinds.values()],
                 [layer.buffers for layer in step.memory.layers],
                 [] if call is None else [call.own],
+                states,
             )
         finally:
             self._step = None
+        if step.states:
+            step.states.write(result[1])
+        return result[0]
 
     def _traced(
         self,
@@ -155,7 +163,8 @@ class CompiledSteps:
         tables: Sequence[mx.array],
         buffers: Sequence[Sequence[mx.array]],
         slots: Sequence[mx.array],
-    ) -> mx.array:
+        states: Sequence[Sequence[mx.array]],
+    ) -> tuple[mx.array, list[list[mx.array]]]:
         """The function that is compiled. Every array that changes between steps is an argument.
 
         Args:
@@ -168,6 +177,10 @@ class CompiledSteps:
             buffers: keys and values of each layer.
             slots: the slots of the tokens' adapters, see ``Routing.traced``; empty without
                 adapters.
+            states: those of recurrent layers, see ``StepStates.arrays``.
+
+        Returns:
+            Logits, and the states after the step.
         """
         assert self._step is not None
         step = self._step
@@ -177,10 +190,11 @@ class CompiledSteps:
         traced = PagedStep(step.memory, own, kinds, traced=True)
         adapters = nullcontext() if self._routing is None else self._routing.traced(*slots)
         with adapters, traced.running():
-            layers = traced.layers([KeysValues(*pair) for pair in buffers])
+            recurrent = step.states.of(states) if step.states else []
+            layers = traced.layers([KeysValues(*pair) for pair in buffers], recurrent)
             logits = self._model(tokens, layers, positions[0] if positions else None)
         step.memory.effects = []
-        return logits
+        return logits, written(recurrent)
 
     def _is_right(
         self, logits: mx.array, step: PagedStep, tokens: mx.array, positions: Positions

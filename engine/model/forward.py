@@ -13,7 +13,7 @@ import mlx.core as mx
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.capacity import padded
 from chairlift.cache.kinds import Cache
-from chairlift.cache.packed import BatchStep, packed
+from chairlift.cache.packed.step import BatchStep, packed
 from chairlift.engine.model.drafted import DraftedBand, row_runs
 from chairlift.engine.model.head import Head
 from chairlift.engine.model.lora_routing import Routing, Run, Slot
@@ -138,11 +138,13 @@ class Forward:
         multiple: int = 1,
         max_pairs: int | None = None,
         chained: bool = False,
+        splits: bool = False,
     ) -> None:
         self._model = model
         self.routing = Routing()
         self._head = head
         self.packs = packs
+        self.splits = splits
         self._multiple = multiple
         self._max_pairs = max_pairs
         self._chained = chained
@@ -175,6 +177,8 @@ class Forward:
         """
         bands = cast("list[BatchCache]", [band for band in bands if len(band)])
         packs = self.packs and not any(chunk.sees_ahead for chunk in chunks)
+        # Rows with drafts of different lengths would bring padding.
+        packs &= not drafted or all(band.pads for band in bands)
         if packs and (chunks or drafted or len(bands) > 1):
             return self._packed_call(bands, tokens, chunks, adapters, drafted, shifts)
         logits = []
@@ -291,7 +295,11 @@ class Forward:
         counts = [count for band in drafted for count in band.counts] or [1] * tokens.shape[0]
         inputs = row_inputs(counts, shifts)
         inputs += [c.inputs(len(c.tokens), step) for c, step in zip(chunks, lengths, strict=True)]
-        with packed(steps) as layers, self.routing.of(runs), self._given(inputs):
+        with (
+            packed(steps, self.splits, self.routing.within) as layers,
+            self.routing.of(runs),
+            self._given(inputs),
+        ):
             fed = mx.concatenate([tokens, mx.array(tokens_of.new, mx.int32)])[:, None]
             positions = mx.array(tokens_of.positions, mx.int32)
             return self._packed_outcome(fed, positions, tokens_of, chunks, layers)
@@ -336,7 +344,7 @@ class Forward:
         Only a prompt's last chunk is padded, and only if its cache does not have to grow for that.
         """
         real, cache = len(chunk.tokens), cast(BatchCache, chunk.cache)
-        step = padded(real, self._multiple) if chunk.choices else real
+        step = padded(real, self._multiple) if chunk.choices and cache.pads else real
         return step if cache.offsets[0] + step <= cache.capacity.columns else real
 
     def _select(self, positions: mx.array, axis: int) -> AbstractContextManager[list[mx.array]]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import groupby
 from typing import Any, NamedTuple, Protocol
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
+
+from chairlift.cache.packed.split import Within, anywhere
 
 # The number of an adapter among the loaded ones; None: the base model alone.
 Slot = int | None
@@ -76,6 +78,10 @@ class Call(Protocol):
         """Which columns of ``slots`` adapters belong to each token: ``[tokens, columns]``."""
         ...
 
+    def of_tokens(self, numbers: Ids) -> Call:
+        """The call of only these tokens."""
+        ...
+
     def groups(self, slots: tuple[int, ...]) -> Groups:
         """The tokens of these adapters."""
         ...
@@ -123,6 +129,10 @@ class KnownCall:
             self._masks[key] = mx.array(own == np.repeat(np.arange(slots), rank))
         return self._masks[key]
 
+    def of_tokens(self, numbers: Ids) -> Call:
+        slots = self._own[numbers].tolist()
+        return KnownCall(tuple(Run(None if slot < 0 else slot, 1) for slot in slots))
+
     def groups(self, slots: tuple[int, ...]) -> Groups:
         if slots not in self._groups:
             self._groups[slots] = self._grouped(slots)
@@ -162,6 +172,9 @@ class TracedCall:
             self._masks[slots, rank] = self.own[:, None] == columns
         return self._masks[slots, rank]
 
+    def of_tokens(self, numbers: Ids) -> Call:
+        return TracedCall(self.own[mx.array(numbers)], len(self.slots))
+
     def groups(self, slots: tuple[int, ...]) -> Groups:
         raise NotImplementedError("a compiled call is not computed on the host")
 
@@ -199,6 +212,20 @@ class Routing:
             yield
         finally:
             self.call = None
+
+    def within(self) -> Within:
+        """A function that makes contexts for some tokens of the current model call."""
+        call = self.call
+        return anywhere if call is None else partial(self._within, call)
+
+    @contextmanager
+    def _within(self, call: Call, numbers: Ids) -> Iterator[None]:
+        own = call.of_tokens(numbers)
+        before, self.call = self.call, own if own.slots else None
+        try:
+            yield
+        finally:
+            self.call = before
 
     @contextmanager
     def traced(self, own: mx.array) -> Iterator[None]:

@@ -97,14 +97,23 @@ class PagedForward(Forward):
             tokens: the most tokens of a step.
         """
         batch = PagedBatch(memory)
+        if memory.templates:
+            self._make_states(batch)
         for rows in dict.fromkeys(map(step_size, range(max_rows + FEW_TOKENS, 0, -1))):
             for columns in column_bounds(COMPILED_TOKENS):
                 with paged_step([batch], [], rows, columns) as step:
                     self._steps.compile(step, mx.arange(rows)[:, None] % TRIAL_TOKENS, None)
+        if memory.templates:
+            return  # the calls of recurrent layers in steps with chunks have no recurring form
         most = min(tokens, max_rows * (1 + draft_tokens))
         for size in dict.fromkeys(map(step_size, range(tokens, 0, -1))):
             for limit in dict.fromkeys(_row_limit(rows, size) for rows in range(most, 0, -1)):
                 self._compile_chunks(memory, size, limit)
+
+    def _make_states(self, batch: PagedBatch) -> None:
+        """Computes a step of unused tokens, after which the forms of states are known."""
+        with paged_step([batch], [], 1) as step:
+            mx.eval(self._logits(mx.zeros((1, 1), mx.int32), step.layers(), None))
 
     def _compile_chunks(self, memory: PagedMemory, tokens: int, row_limit: int) -> None:
         """Compiles a step with a short prompt, whose other tokens are unused."""
@@ -136,7 +145,10 @@ class PagedForward(Forward):
         more = [packed.new + [0] * padding, []]
         if any(chunk.choices for chunk in chunks):
             more[1] = _padded_positions(packed, step_size(packed.sampled))
-        step_with = partial(paged_step, [*rows, *prompts], [], padding, 0, own, alone=True)
+        batches = [*rows, *prompts]
+        step_with = partial(
+            paged_step, batches, [], padding, 0, own, alone=True, within=self.routing.within
+        )
         with (
             _fed_step(step_with, tokens, more) as (step, fed, positions),
             self.routing.of([*runs, Run(None, padding)] if padding else runs),
@@ -183,7 +195,11 @@ class PagedForward(Forward):
         # Prompts' own logprobs need further logits than those of rows.
         needed = step_size(len(packed.positions)) if plain else row_limit
         more = [packed.new, _padded_positions(packed, needed)]
-        step_with = partial(paged_step, rows, new, 0, COMPILED_TOKENS, counts, tail, row_limit)
+        step_with = partial(
+            paged_step,
+            *(rows, new, 0, COMPILED_TOKENS, counts, tail, row_limit),
+            within=self.routing.within,
+        )
         with (
             _fed_step(step_with, tokens, more) as (step, fed, positions),
             self.routing.of(runs),

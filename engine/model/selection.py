@@ -14,12 +14,14 @@ from chairlift.cache.batch import BatchCache
 from chairlift.cache.kinds import Cache
 from chairlift.cache.pages.batch import PagedBatch
 from chairlift.cache.pages.memory import PagedMemory
+from chairlift.engine.model import split
 from chairlift.engine.model.forward import Chunk, Forward
 from chairlift.engine.model.head import Head
 from chairlift.engine.model.lora_routing import Slot
 from chairlift.engine.model.paged_forward import PagedForward
 from chairlift.engine.model.trials.expert_choices import ExpertChoices
 from chairlift.engine.model.trials.trial import Trial, within_rms
+from chairlift.engine.model.vision.model import VisionModel
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +60,7 @@ class SelectedForward:
         """A function that makes empty caches, which are large enough for a trial."""
         if self.make_pages is None:
             return self.make_cache
-        windows = [kind.window for kind in self.make_cache().kinds]
+        windows = [kind.window for kind in self.make_cache().kinds if not kind.recurrent]
         return partial(PagedBatch, self.make_pages(dict.fromkeys(windows, TRIAL_PAGES)))
 
 
@@ -77,6 +79,10 @@ def select_forward(
         make_pages: makes the device's pages, which are used if they give the same logits, too.
         multiple, max_pairs, chained: see ``Forward``.
     """
+    # What images add to a step's tokens depends on the layout of the whole step.
+    may_split = not isinstance(model, VisionModel)
+    if may_split:
+        split.install(model)
     plain = Forward(model, None, packs=False, max_pairs=max_pairs, chained=chained)
     experts = ExpertChoices()
     expected = experts.record(lambda: trial_logits(plain, make_cache))
@@ -86,11 +92,10 @@ def select_forward(
         if make_pages is not None:
             for head_or_none in (head, None):
                 yield SelectedForward(PagedForward(model, head_or_none), make_cache, make_pages)
-        # A recurrent state has to see one token after the other.
-        for packs in (True, False) if make_cache().pads else (False,):
-            for head_or_none in (head, None):
-                forward = Forward(model, head_or_none, packs, multiple, max_pairs, chained)
-                yield SelectedForward(forward, make_cache)
+        for packs, splits in ((True, False), (True, True), (False, False)):
+            for head_or_none in (head, None) if not splits or may_split else ():
+                more = multiple, max_pairs, chained, splits
+                yield SelectedForward(Forward(model, head_or_none, packs, *more), make_cache)
 
     for choice in choices():
         if _TRIAL.passes(lambda: expected, partial(experts.repeat, choice.trial_logits)):

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from conformance.values import ALTERNATING, HEADS, HIDDEN
+from conformance.values import ALTERNATING, HEADS
 
 # Modules of mlx_lm.models without a model.
 HELPERS = frozenset(
@@ -147,7 +147,6 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "block_multiple_of": 16,
         "block_ffn_dim_multiplier": 1.0,
         "block_auto_adjust_ff_dim": False,
-        "block_dim": HIDDEN,
     },
     "lfm2-vl": {"text_config": Text("lfm2")},
     "lfm2_moe": {**_CONV, "use_expert_bias": True},

@@ -16,7 +16,7 @@ def _all(names: str, value: Any) -> dict[str, Any]:
 
 # The smallest size of heads for which there are kernels over pages.
 PAGED_HEAD_DIM = 64
-_WIDTHS = "hidden_size hidden_dim d_model n_embd model_dim"
+_WIDTHS = "hidden_size hidden_dim d_model n_embd model_dim block_dim"
 _HEAD_DIMS = "head_dim hidden_size_per_head kv_channels swa_head_dim"
 
 # Other fields keep their defaults. A field without a default is an error until it is added here.
@@ -25,7 +25,7 @@ VALUES: dict[str, Any] = {
     # Widths.
     **_all(_WIDTHS, HIDDEN),
     **_all("intermediate_size intermediate_size_mlp n_inner ffn_hidden_size", 96),
-    **_all("ff_intermediate_size dense_intermediate_size block_dim", 96),
+    **_all("ff_intermediate_size dense_intermediate_size", 96),
     **_all("moe_intermediate_size shared_expert_intermediate_size expert_ffn_hidden_size", 32),
     **_all("moe_shared_expert_intermediate_size shared_intermediate_size share_expert_dim", 32),
     "hidden_size_per_layer_input": 8,

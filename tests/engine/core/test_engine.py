@@ -15,7 +15,7 @@ from support.engine.reference import solo_tokens
 from support.tiny import TinyKind, tiny_model
 
 from chairlift.cache.layer import LayerCache
-from chairlift.cache.packed import Part
+from chairlift.cache.packed.step import Part
 from chairlift.cache.ring import Ring
 from chairlift.engine.core.warm import warm
 from chairlift.engine.cpu import attention, kernels

@@ -14,7 +14,7 @@ from mlx_lm.models import llama
 
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.kinds import make_batch
-from chairlift.cache.packed import BatchStep, packed
+from chairlift.cache.packed.step import BatchStep, packed
 from chairlift.cache.speculation import Speculation
 from chairlift.engine.cpu import decode_attention as host_attention
 from chairlift.engine.cpu import host_linear, kernels

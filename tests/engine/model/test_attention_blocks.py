@@ -17,7 +17,7 @@ from support.paths import TESTS
 
 from chairlift.cache.capacity import KVGeometry
 from chairlift.cache.layer import LayerCache
-from chairlift.cache.packed import Part
+from chairlift.cache.packed.step import Part
 from chairlift.cache.ring import Ring
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.cpu import attention

@@ -95,23 +95,30 @@ def test_packed_steps_equal_separate_calls(kind: TinyKind, tied: bool, multiple:
             assert mx.allclose(one, other, rtol=1e-3, atol=1e-3)
 
 
-def test_models_with_recurrent_states_are_not_packed() -> None:
+def test_models_with_recurrent_states_are_packed() -> None:
+    """Only their recurrent layers are called once for the rows and once for each prompt."""
     model = _model("lfm2")
     forward = _selected(model)
-    assert not forward.packs
+    assert forward.packs
+    assert not forward.splits
     assert forward.selects_positions
     plain = Forward(model, None, packs=False)
     for one, other in zip(_follow(forward, model, 21), _follow(plain, model, 21), strict=True):
         assert mx.allclose(one, other, rtol=1e-3, atol=1e-3)
 
 
-def test_a_model_with_its_own_attention_is_not_packed(
+def test_a_model_with_its_own_attention_calls_it_part_by_part(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = _model("llama")
     theirs: Any = llama.scaled_dot_product_attention
     monkeypatch.setattr(llama, "scaled_dot_product_attention", theirs.replaces)
-    assert not _selected(model).packs
+    forward = _selected(model)
+    assert forward.packs
+    assert forward.splits
+    plain = Forward(model, None, packs=False)
+    for one, other in zip(_follow(forward, model, 5), _follow(plain, model, 5), strict=True):
+        assert mx.allclose(one, other, rtol=1e-3, atol=1e-3)
 
 
 class _Neighbours(nn.Module):

@@ -40,6 +40,8 @@ def selected(name: str) -> SelectedForward:
     [
         *("llama", "qwen2", "qwen3", "qwen3_moe", "gemma3_text", "gpt_oss", "phi3", "mixtral"),
         *("gemma3n", "gemma4_text", "afm7"),  # layers that read another layer's keys
+        # Recurrent layers beside attention.
+        *("qwen3_next", "lfm2", "falcon_h1", "granitemoehybrid", "jamba", "nemotron_h"),
     ],
 )
 def test_common_models_are_served_from_pages(name: str) -> None:
@@ -49,7 +51,7 @@ def test_common_models_are_served_from_pages(name: str) -> None:
     assert choice.make_pages is not None
 
 
-@pytest.mark.parametrize("name", ["qwen3_next", "rwkv7", "llama4"])
+@pytest.mark.parametrize("name", ["mamba2", "rwkv7", "llama4"])
 def test_other_kinds_of_caches_are_columns(name: str) -> None:
     model = tiny_model(name)
     adapt(model)

@@ -3,8 +3,8 @@
 A decode step has one token for each of many rows, or a few with a draft, and a prompt's chunk many
 tokens of one row. Packed as ``[tokens, 1]``, they share each product with the weights, and no row
 is padded. Only attention has to separate the batches: each batch's layer writes its tokens to its
-own buffers, and each part attends to its own keys. Packing is impossible if the model's attention
-does not go through ``attend``, or if any other operation mixes tokens.
+own buffers, and each part attends to its own keys. Layers that mix tokens in another way than
+through ``attend`` are called part by part; see ``split``.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from chairlift.cache.batch import BatchCache
+from chairlift.cache.batch import BatchCache, Layer
 from chairlift.cache.layer import LayerCache, Mask
+from chairlift.cache.packed.split import Places, SplitPart, Within, anywhere, places
+from chairlift.cache.state import StateLayer
 
 Floats = NDArray[np.float32]
 Array = TypeVar("Array", mx.array, Floats)
@@ -75,49 +77,20 @@ class BatchStep(NamedTuple):
         rows = zip(self.batch.offsets, self.tokens, strict=True)
         return [offset + i for offset, count in rows for i in range(count)]
 
-    def ragged(self) -> _Ragged | None:
-        """How to lay out rows with different numbers of tokens; None if all have the same."""
-        columns = self.columns
-        if min(self.tokens) == columns:
-            return None
-        ends = np.cumsum(self.tokens)
-        begins = ends - np.array(self.tokens)
-        column = np.arange(columns)
-        places = np.minimum(begins[:, None] + column, ends[:, None] - 1)
-        taken = column < np.array(self.tokens)[:, None]
-        tokens, columns_of = places.reshape(-1), np.flatnonzero(taken)
-        return _Ragged(mx.array(tokens), mx.array(columns_of), tokens, columns_of)
 
+class _Part(NamedTuple):
+    """A layer's part of the packed tokens, of which each row has ``counts``."""
 
-class _Ragged(NamedTuple):
-    """Rows with different numbers of tokens, padded to the same number of columns.
-
-    Attributes:
-        tokens: ``[rows * columns]``, the token that is in each column; padding repeats the row's
-            last token.
-        columns: ``[tokens]``, the column, counted over all rows, of each token.
-        host_tokens, host_columns: the same for NumPy.
-    """
-
-    tokens: mx.array
-    columns: mx.array
-    host_tokens: NDArray[np.intp]
-    host_columns: NDArray[np.intp]
-
-
-class _Place(NamedTuple):
-    """A layer's range ``[start, stop)`` of the packed tokens.
-
-    Each of its rows has ``counts`` of them, and takes ``step`` columns; ``ragged`` if some have
-    fewer tokens.
-    """
-
-    layer: LayerCache
-    start: int
-    stop: int
+    layer: Any
+    places: Places
     counts: Sequence[int]
-    step: int
-    ragged: _Ragged | None
+
+    def mask(self, window_size: int | None, return_array: bool) -> Mask:
+        """The mask of the layer's own call."""
+        if isinstance(self.layer, StateLayer):
+            return None
+        mask: Mask = self.layer.make_mask(self.places.length, window_size, return_array)
+        return mask
 
 
 class HostAttend(Protocol):
@@ -150,34 +123,50 @@ class HostAttend(Protocol):
 
 
 class PackedLayer:
-    """The same layer of all the batches, behind mlx-lm's cache protocol."""
+    """The same layer of all the batches, behind mlx-lm's cache protocol.
 
-    def __init__(self, places: Sequence[_Place], offset: mx.array) -> None:
-        self._places = places
+    Attributes:
+        splits: the model's layer has to be called part by part; see ``split``.
+        within: see ``SplitLayer``.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[_Part],
+        offset: mx.array,
+        splits: bool = False,
+        within: Callable[[], Within] = lambda: anywhere,
+    ) -> None:
+        self._parts = parts
         self._fetched: list[tuple[mx.array, mx.array]] = []
         # The position of each token, [tokens]; the same array in all layers.
         self.offset = offset
-        self.max_size = places[0].layer.max_size
+        self.max_size = getattr(parts[0].layer, "max_size", None)
+        self.splits = splits
+        self.within = within
 
     @property
-    def layers(self) -> list[LayerCache]:
+    def layers(self) -> list[Layer]:
         """The layer of each batch."""
-        return [place.layer for place in self._places]
+        return [part.layer for part in self._parts]
+
+    @property
+    def parts(self) -> list[SplitPart]:
+        """The calls of a layer that has to be called part by part."""
+        return [SplitPart(part.places, part.layer) for part in self._parts]
 
     def make_mask(
         self, n: int, window_size: int | None = None, return_array: bool = False
     ) -> PackedMask:
         """The mask of each part."""
         assert n == 1, "a packed step has one token a row"
-        return PackedMask(
-            [place.layer.make_mask(place.step, window_size, return_array) for place in self._places]
-        )
+        return PackedMask([part.mask(window_size, return_array) for part in self._parts])
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Writes new tokens ``[tokens, heads, 1, dim]`` to their batches, and returns them."""
         self._fetched = [
-            place.layer.update_and_fetch(_unpacked(keys, place), _unpacked(values, place))
-            for place in self._places
+            part.layer.update_and_fetch(_unpacked(keys, part), _unpacked(values, part))
+            for part in self._parts
         ]
         return keys, values
 
@@ -193,24 +182,21 @@ class PackedLayer:
             ``[tokens, heads, 1, value dim]``.
         """
         parts = [
-            Part(place.layer, _unpacked(queries, place), *fetched, part_mask)
-            for place, fetched, part_mask in zip(
-                self._places, self._fetched, mask.masks, strict=True
-            )
+            Part(part.layer, _unpacked(queries, part), *fetched, part_mask)
+            for part, fetched, part_mask in zip(self._parts, self._fetched, mask.masks, strict=True)
         ]
         self._fetched = []
-        outputs = zip(compute(parts), self._places, strict=True)
-        return mx.concatenate([_repacked(output, place) for output, place in outputs])
+        outputs = zip(compute(parts), self._parts, strict=True)
+        return mx.concatenate([_repacked(output, part) for output, part in outputs])
 
     def attend_on_host(
         self, queries: Floats, keys: Floats, values: Floats, mask: PackedMask, attend: HostAttend
     ) -> Floats:
         """As ``update_and_fetch`` and ``attend``, for arrays of NumPy, ``[tokens, heads, dim]``."""
         outputs = []
-        for place, part_mask in zip(self._places, mask.masks, strict=True):
-            own = slice(place.start, place.stop)
-            arrays = queries[own], keys[own], values[own]
-            outputs.append(_attended_on_host(*arrays, place, part_mask, attend))
+        for part, part_mask in zip(self._parts, mask.masks, strict=True):
+            arrays = queries, keys, values
+            outputs.append(_attended_on_host(*arrays, part, part_mask, attend))
         return np.concatenate(outputs)
 
 
@@ -224,75 +210,82 @@ def attend_on_host(
 ) -> Floats:
     """As ``PackedLayer.attend_on_host``, for one layer with one token a row."""
     rows = len(queries)
-    place = _Place(layer, 0, rows, [1] * rows, 1, None)
-    return _attended_on_host(queries, keys, values, place, mask, attend)
+    counts = [1] * rows
+    part = _Part(layer, places(0, counts), counts)
+    return _attended_on_host(queries, keys, values, part, mask, attend)
 
 
 @contextmanager
-def packed(steps: Sequence[BatchStep]) -> Iterator[Sequence[Any]]:
+def packed(
+    steps: Sequence[BatchStep],
+    splits: bool = False,
+    within: Callable[[], Within] = lambda: anywhere,
+) -> Iterator[Sequence[Any]]:
     """Context of one model call that steps several batches at once.
 
     The model is called with tokens ``[tokens, 1]``, batch by batch and row by row. The batches must
-    have the same kinds of layers and no recurrent states.
+    have the same kinds of layers. In those with recurrent states, no row may have padding.
+
+    Args:
+        splits: all of the model's layers with a cache have to be called part by part, not only
+            recurrent ones.
+        within: see ``SplitLayer``.
 
     Yields:
         The layers to call the model with.
     """
     with ExitStack() as stack:
         positions: list[int] = []
-        ranges: list[tuple[int, int]] = []
+        own: list[Places] = []
         for step in steps:
-            own = step.positions
-            ranges.append((len(positions), len(positions) + len(own)))
-            positions += own
+            own.append(places(len(positions), step.tokens))
+            positions += step.positions
             stack.enter_context(step.begin(step.columns, step.real))
         offset = mx.array(positions, mx.int32)
-        ragged = [step.ragged() for step in steps]
         layers = []
         for same in zip(*(step.batch.parts for step in steps), strict=True):
-            places = [
-                _Place(layer, start, stop, step.tokens, step.columns, uneven)
-                for layer, (start, stop), step, uneven in zip(
-                    same, ranges, steps, ragged, strict=True
-                )
-            ]
-            layers.append(PackedLayer(places, offset))
+            rows = zip(same, own, (step.tokens for step in steps), strict=True)
+            own_calls = splits or isinstance(same[0], StateLayer)
+            parts = [_Part(*each) for each in rows]
+            layers.append(PackedLayer(parts, offset, own_calls, within))
         yield steps[0].batch.view(layers)
 
 
-def _unpacked(tokens: mx.array, place: _Place) -> mx.array:
+def _unpacked(tokens: mx.array, part: _Part) -> mx.array:
     """One layer's part of ``[tokens, heads, 1, dim]``, as ``[rows, heads, step, dim]``."""
-    part = tokens[place.start : place.stop]
-    return _by_row(part if place.ragged is None else part[place.ragged.tokens], place.step)
+    return _by_row(part.places.picked(tokens), part.places.length)
 
 
-def _repacked(output: mx.array, place: _Place) -> mx.array:
+def _repacked(output: mx.array, part: _Part) -> mx.array:
     """``[rows, heads, step, dim]`` as ``[tokens, heads, 1, dim]``, without padding."""
-    packed = _by_column(output)
-    return packed if place.ragged is None else packed[place.ragged.columns]
+    return part.places.unpadded(_by_column(output))
 
 
 def _attended_on_host(
-    queries: Floats, keys: Floats, values: Floats, place: _Place, mask: Mask, attend: HostAttend
+    queries: Floats, keys: Floats, values: Floats, part: _Part, mask: Mask, attend: HostAttend
 ) -> Floats:
-    layer = place.layer
-    seen = layer.write_on_host(keys, values, place.counts)
+    layer, where = part.layer, part.places
+    own = slice(where.start, where.stop)
+    seen = layer.write_on_host(keys[own], values[own], part.counts)
     if seen is None:
-        new = (mx.array(_unpacked_on_host(tokens, place)) for tokens in (keys, values))
+        new = (mx.array(_unpacked_on_host(tokens, where)) for tokens in (keys, values))
         seen = layer.update_and_fetch(*new)
-    if layer.sees_all(mask, place.step):
+    if layer.sees_all(mask, where.length):
         all_keys, all_values = layer.state
-        mixed = attend.by_row(queries, all_keys, all_values, place.counts, layer.ring.cursors)
+        begun = layer.ring.cursors
+        mixed = attend.by_row(queries[own], all_keys, all_values, part.counts, begun)
         if mixed is not None:
             return mixed
-    mixed = _by_column(attend.masked(_unpacked_on_host(queries, place), *seen, mask))[:, :, 0]
-    return mixed if place.ragged is None else mixed[place.ragged.host_columns]
+    new_keys, new_values = seen
+    result = attend.masked(_unpacked_on_host(queries, where), new_keys, new_values, mask)
+    mixed = _by_column(result)[:, :, 0]
+    return mixed if where.columns is None else mixed[where.columns]
 
 
-def _unpacked_on_host(tokens: Floats, place: _Place) -> Floats:
+def _unpacked_on_host(tokens: Floats, where: Places) -> Floats:
     """``[tokens, heads, dim]`` as ``[rows, heads, step, dim]``."""
-    padded = tokens if place.ragged is None else tokens[place.ragged.host_tokens]
-    return _by_row(padded[:, :, None], place.step)
+    own = tokens[where.start : where.stop] if where.columns is None else tokens[where.tokens]
+    return _by_row(own[:, :, None], where.length)
 
 
 def _by_row(columns: Array, step: int) -> Array:
