@@ -24,10 +24,11 @@ class StateLayer(_ArraysCache):
 
     Implements the protocol of mlx-lm's ``ArraysCache``, and what mlx-vlm's adds to it: the model
     reads a slot (None before its first write) and rewrites it each step. Padding would corrupt the
-    state, so no step has any: ``make_mask``, ``lengths`` and ``left_padding`` are None.
+    state, so ``make_mask`` and ``left_padding`` are None, and mostly ``lengths``, too: it is the
+    number of each row's tokens in a call with padding behind them, for models that regard it.
     """
 
-    lengths = None
+    lengths: mx.array | None = None
     left_padding = None
 
     def __init__(self, slots: int = 0) -> None:
@@ -37,10 +38,10 @@ class StateLayer(_ArraysCache):
         self._rows = 0
 
     @classmethod
-    def of(cls, slots: Slots, rows: int, size: int = 0) -> StateLayer:
+    def of(cls, slots: Slots, rows: int, lengths: mx.array | None = None) -> StateLayer:
         """The layer of so many rows with these states."""
-        layer = cls(size)
-        layer._slots, layer._rows = dict(slots), rows
+        layer = cls()
+        layer._slots, layer._rows, layer.lengths = dict(slots), rows, lengths
         return layer
 
     def __getitem__(self, slot: int) -> mx.array | None:

@@ -35,30 +35,42 @@ class Places:
     """Where the tokens of a part are, in the step and in the part's own call.
 
     Attributes:
-        start, stop: the part has the tokens ``[start, stop)`` of the step.
         rows, length: its own call has ``length`` tokens of each of so many rows.
         tokens: ``[rows * length]``, the number in the step of each token of the call; padding
             repeats another token.
-        columns: ``[stop - start]``, the number in the call of each token; None: they are the same
-            tokens in the same order.
+        columns: the numbers in the call of the tokens that are no padding; None: all.
     """
 
-    start: int
-    stop: int
     rows: int
     length: int
     tokens: Numbers
     columns: Numbers | None = None
 
+    @cached_property
+    def numbers(self) -> Numbers:
+        """The numbers in the step of the part's tokens, in the order of the call."""
+        return self.tokens if self.columns is None else self.tokens[self.columns]
+
+    @cached_property
+    def span(self) -> slice | None:
+        """The range of these numbers, if they are one and the call has no padding."""
+        first, count = int(self.tokens[0]), len(self.tokens)
+        if self.columns is not None or (np.diff(self.tokens) != 1).any():
+            return None
+        return slice(first, first + count)
+
     def picked(self, array: mx.array) -> mx.array:
         """The call's tokens, ``[rows * length, ...]``, of the step's ``[tokens, ...]``."""
-        if self.columns is not None:
+        if self.span is None:
             return array[self._device_tokens]
-        whole = (self.start, self.stop) == (0, array.shape[0])
-        return array if whole else array[self.start : self.stop]
+        return array if self.is_all(array.shape[0]) else array[self.span]
+
+    def is_all(self, tokens: int) -> bool:
+        """Whether the call has all ``tokens`` of a step, in their order."""
+        return self.span == slice(0, tokens)
 
     def unpadded(self, array: mx.array) -> mx.array:
-        """The part's tokens, ``[stop - start, ...]``, of the call's ``[rows * length, ...]``."""
+        """The part's tokens, ``[tokens, ...]``, of the call's ``[rows * length, ...]``."""
         return array if self.columns is None else array[self._device_columns]
 
     def taken(self, array: mx.array) -> mx.array:
@@ -66,7 +78,7 @@ class Places:
         return self.picked(array).reshape(self.rows, self.length, *array.shape[2:])
 
     def restored(self, array: mx.array) -> mx.array:
-        """The part's tokens, ``[stop - start, 1, ...]``, of the call's ``[rows, length, ...]``."""
+        """The part's tokens, ``[tokens, 1, ...]``, of the call's ``[rows, length, ...]``."""
         return self.unpadded(array.reshape(self.rows * self.length, 1, *array.shape[2:]))
 
     @cached_property
@@ -79,27 +91,51 @@ class Places:
         return mx.array(self.columns)
 
 
-def places(start: int, counts: Sequence[int], rows: int | None = None) -> Places:
-    """The places of rows that have so many of a step's tokens, one row after the other.
+def places(begins: Sequence[int], counts: Sequence[int], rows: int | None = None) -> Places:
+    """The places of rows that have so many consecutive tokens of a step.
 
     Args:
-        start: the number of the first one in the step.
+        begins: the number of each row's first token.
         counts: the tokens of each row.
         rows: the rows of the call, if it has further ones, with padding only.
     """
     rows = len(counts) if rows is None else rows
-    length = max(counts)
-    ends = start + np.cumsum(counts)
-    stop = int(ends[-1])
-    if rows == len(counts) and min(counts) == length:
-        return Places(start, stop, rows, length, np.arange(start, stop))
-    column = np.arange(length)
-    own = np.array([*counts, *[0] * (rows - len(counts))])
-    begins = np.full(rows, start)
-    begins[1 : len(counts)] = ends[:-1]
-    taken = column < own[:, None]
-    tokens = np.minimum(begins[:, None] + column, begins[:, None] + np.maximum(own[:, None], 1) - 1)
-    return Places(start, stop, rows, length, tokens.reshape(-1), np.flatnonzero(taken))
+    own = np.zeros((2, rows), np.intp)
+    own[:, : len(counts)] = begins, counts
+    first, count = own[:, :, None]
+    column = np.arange(max(counts))
+    tokens = first + np.minimum(column, np.maximum(count, 1) - 1)
+    taken = column < count
+    columns = None if taken.all() else np.flatnonzero(taken)
+    return Places(rows, len(column), tokens.reshape(-1), columns)
+
+
+class Joint:
+    """How the results of all parts are joined to those of the step's tokens.
+
+    Args:
+        parts: each part's tokens.
+        tokens: the tokens of the step. Those that are in no part get zeros.
+    """
+
+    def __init__(self, parts: Sequence[Places], tokens: int) -> None:
+        numbers = np.concatenate([part.numbers for part in parts])
+        self._order: mx.array | None = None
+        self._tail = 0
+        if (numbers == np.arange(len(numbers))).all():
+            self._tail = tokens - len(numbers)
+        else:
+            self._tail = int(len(numbers) < tokens)
+            order = np.full(tokens, len(numbers))
+            order[numbers] = np.arange(len(numbers))
+            self._order = mx.array(order)
+
+    def joined(self, *results: mx.array) -> mx.array:
+        """``[tokens, 1, ...]`` from the result ``[part's tokens, 1, ...]`` of each part."""
+        like = results[0]
+        tail = [mx.zeros((self._tail, *like.shape[1:]), like.dtype)] if self._tail else []
+        whole = mx.concatenate([*results, *tail]) if len(results) + len(tail) > 1 else like
+        return whole if self._order is None else whole[self._order]
 
 
 class SplitPart(NamedTuple):
@@ -108,29 +144,44 @@ class SplitPart(NamedTuple):
     Attributes:
         places: its tokens.
         cache: the rows' cache, behind mlx-lm's protocol.
+        mask: the mask of the call.
         called: is called afterwards with a function that repeats the call; None: no one needs it.
     """
 
     places: Places
     cache: Any
+    mask: Any = None
     called: Callable[[Again], None] | None = None
+
+
+class PackedMask(NamedTuple):
+    """The masks of all parts of a step; a model only passes it on."""
+
+    masks: Sequence[Any]
 
 
 class SplitLayer:
     """A layer's cache in a packed step, if the layer has to be called part by part.
 
     Args:
-        parts: in the order of the tokens. Tokens that are in no part have zeros as a result.
+        parts: one call each.
+        joint: joins their results.
         within: makes the ``Within`` of the model call that is running.
     """
 
     splits = True
 
     def __init__(
-        self, parts: Sequence[SplitPart], within: Callable[[], Within] = lambda: anywhere
+        self,
+        parts: Sequence[SplitPart],
+        joint: Joint,
+        within: Callable[[], Within] = lambda: anywhere,
     ) -> None:
         self.parts = parts
+        self.joint = joint
         self.within = within
 
-    def make_mask(self, n: int, *args: Any, **named: Any) -> None:
-        """None: a recurrent layer's call has no mask, because no token of it is padding."""
+    def make_mask(self, n: int, *args: Any, **named: Any) -> PackedMask | None:
+        """The masks; None if no part has one."""
+        masks = [part.mask for part in self.parts]
+        return None if all(mask is None for mask in masks) else PackedMask(masks)

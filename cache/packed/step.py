@@ -19,7 +19,15 @@ from numpy.typing import NDArray
 
 from chairlift.cache.batch import BatchCache, Layer
 from chairlift.cache.layer import LayerCache, Mask
-from chairlift.cache.packed.split import Places, SplitPart, Within, anywhere, places
+from chairlift.cache.packed.split import (
+    Joint,
+    PackedMask,
+    Places,
+    SplitPart,
+    Within,
+    anywhere,
+    places,
+)
 from chairlift.cache.state import StateLayer
 
 Floats = NDArray[np.float32]
@@ -44,12 +52,6 @@ class Part(NamedTuple):
     mask: Mask
 
 
-class PackedMask(NamedTuple):
-    """The masks of all parts; a model only passes it on."""
-
-    masks: list[Mask]
-
-
 class BatchStep(NamedTuple):
     """One batch's share of a step.
 
@@ -70,6 +72,11 @@ class BatchStep(NamedTuple):
     def columns(self) -> int:
         """The columns that each row takes."""
         return max(self.tokens)
+
+    def places(self, start: int) -> Places:
+        """Where its tokens are, which begin with the number ``start`` of the step."""
+        begins = start + np.cumsum([0, *self.tokens[:-1]])
+        return places(begins.tolist(), self.tokens)
 
     @property
     def positions(self) -> list[int]:
@@ -127,16 +134,18 @@ class PackedLayer:
 
     Attributes:
         splits: the model's layer has to be called part by part; see ``split``.
-        within: see ``SplitLayer``.
+        joint, within: see ``SplitLayer``.
     """
 
     def __init__(
         self,
         parts: Sequence[_Part],
         offset: mx.array,
+        joint: Joint,
         splits: bool = False,
         within: Callable[[], Within] = lambda: anywhere,
     ) -> None:
+        self.joint = joint
         self._parts = parts
         self._fetched: list[tuple[mx.array, mx.array]] = []
         # The position of each token, [tokens]; the same array in all layers.
@@ -211,7 +220,7 @@ def attend_on_host(
     """As ``PackedLayer.attend_on_host``, for one layer with one token a row."""
     rows = len(queries)
     counts = [1] * rows
-    part = _Part(layer, places(0, counts), counts)
+    part = _Part(layer, places(range(rows), counts), counts)
     return _attended_on_host(queries, keys, values, part, mask, attend)
 
 
@@ -238,16 +247,17 @@ def packed(
         positions: list[int] = []
         own: list[Places] = []
         for step in steps:
-            own.append(places(len(positions), step.tokens))
+            own.append(step.places(len(positions)))
             positions += step.positions
             stack.enter_context(step.begin(step.columns, step.real))
         offset = mx.array(positions, mx.int32)
+        joint = Joint(own, len(positions))
         layers = []
         for same in zip(*(step.batch.parts for step in steps), strict=True):
             rows = zip(same, own, (step.tokens for step in steps), strict=True)
             own_calls = splits or isinstance(same[0], StateLayer)
             parts = [_Part(*each) for each in rows]
-            layers.append(PackedLayer(parts, offset, own_calls, within))
+            layers.append(PackedLayer(parts, offset, joint, own_calls, within))
         yield steps[0].batch.view(layers)
 
 
@@ -265,7 +275,7 @@ def _attended_on_host(
     queries: Floats, keys: Floats, values: Floats, part: _Part, mask: Mask, attend: HostAttend
 ) -> Floats:
     layer, where = part.layer, part.places
-    own = slice(where.start, where.stop)
+    own = where.numbers if where.span is None else where.span
     seen = layer.write_on_host(keys[own], values[own], part.counts)
     if seen is None:
         new = (mx.array(_unpacked_on_host(tokens, where)) for tokens in (keys, values))
@@ -284,7 +294,7 @@ def _attended_on_host(
 
 def _unpacked_on_host(tokens: Floats, where: Places) -> Floats:
     """``[tokens, heads, dim]`` as ``[rows, heads, step, dim]``."""
-    own = tokens[where.start : where.stop] if where.columns is None else tokens[where.tokens]
+    own = tokens[where.tokens if where.span is None else where.span]
     return _by_row(own[:, :, None], where.length)
 
 

@@ -12,6 +12,7 @@ from chairlift.cache.pages.memory import PagedMemory
 from chairlift.cache.pages.page import PAGE_TOKENS, page_count
 from chairlift.cache.pages.piece import PagedPiece, Run
 from chairlift.cache.pages.rows import PageRows
+from chairlift.cache.pages.states import RowStates
 from chairlift.cache.ring import order_without
 from chairlift.cache.snapshot import (
     AttentionPiece,
@@ -40,8 +41,7 @@ class PagedBatch:
     def __init__(self, memory: PagedMemory) -> None:
         self.memory = memory
         self.rows = {window: PageRows(pool) for window, pool in memory.pools.items()}
-        # The states of each recurrent layer.
-        self.row_states = memory.row_states()
+        self.row_states = RowStates(memory.forms_of_states)
         self.offsets: list[int] = []
 
     def __len__(self) -> int:
@@ -65,12 +65,12 @@ class PagedBatch:
     @property
     def states(self) -> list[mx.array]:
         """The recurrent states. Evaluate them: a step's logits need not depend on them."""
-        return [array for layer in self.row_states for array in layer.arrays]
+        return self.row_states.arrays
 
     @property
     def nbytes(self) -> int:
         """Bytes of the rows' pages and states; a page that rows share counts once."""
-        total = sum(layer.nbytes for layer in self.row_states)
+        total = self.row_states.nbytes
         for window, rows in self.rows.items():
             used = np.zeros(self.memory.pools[window].pages + 1, np.bool_)
             rows.mark(used)
@@ -89,8 +89,7 @@ class PagedBatch:
             rows.join()
         if state is not None and (state.start or not resumable(self.kinds, [state])):
             raise ValueError(f"a row cannot go on from [{state.start}, {state.stop})")
-        for layer, piece in zip(self.row_states, self._states_of(state), strict=True):
-            layer.join(piece)
+        self.row_states.join(self._states_of(state))
         if state is not None and state.stop:
             self.offsets[row] = state.stop
             for rows in self.rows.values():
@@ -147,8 +146,7 @@ class PagedBatch:
             for row in rows:
                 pages.release(row, self.offsets[row])
             pages.arrange(order)
-        for states in self.row_states:
-            states.arrange(order)
+        self.row_states.arrange(order)
         self.offsets = [self.offsets[row] for row in order]
         return order
 
@@ -162,7 +160,7 @@ class PagedBatch:
             PagedPiece(layer, run) if (run := runs[layer.pool.window]).pages else None
             for layer in self.memory.layers
         ]
-        states = [layer.get(row) for layer in self.row_states]
+        states = self.row_states.get(row)
         layers: list[LayerState | None] = self.memory.arranged(pieces, states)
         return Snapshot(start, stop, tuple(layers))
 
@@ -188,8 +186,7 @@ class PagedBatch:
 
         Further tokens that the row's last step has written are overwritten by the next.
         """
-        for states in self.row_states:
-            states.keep(tokens)
+        self.row_states.keep(tokens)
         self.offsets = [offset + new for offset, new in zip(self.offsets, tokens, strict=True)]
         for pages in self.rows.values():
             for row, offset in enumerate(self.offsets):

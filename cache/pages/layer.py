@@ -183,6 +183,8 @@ def paged_step(
     alone: bool = False,
     more: Sequence[Sequence[int]] = (),
     within: Callable[[], Within] = lambda: anywhere,
+    prompts: int = 0,
+    pads: bool = False,
 ) -> Iterator[PagedStep]:
     """A context of one model call in which rows take a token each, and prompts take chunks.
 
@@ -201,6 +203,8 @@ def paged_step(
         alone: see ``step_arrays``.
         more: further numbers that the call needs on the device.
         within: see ``SplitLayer``.
+        prompts: how many of ``bands``, the last ones, are prompts; their rows take no token back.
+        pads: see ``StepStates``.
 
     Raises:
         OutOfPages: there are too few pages.
@@ -229,21 +233,31 @@ def paged_step(
         *(rows, own_chunks, lists, tail, row_limit, min_columns, alone, further, forms)
     )
     tokens = next(iter(kinds.values())).tokens
-    states = StepStates(_step_rows(batches, padding), within) if memory.templates else None
+    states: StepStates | None = None
+    if memory.forms_of_states:
+        decoding = len(bands) - prompts
+        step_rows = _step_rows(batches[:decoding], batches[decoding:], padding)
+        states = StepStates(step_rows, tokens.sizes.tokens, pads, within)
     step = PagedStep(memory, tokens, kinds, uploads, states)
     with step.running():
         yield step
+    if states is not None:
+        states.commit()
     memory.forms |= dict.fromkeys(tokens.tiles)
     for batch, new in batches if drafted is None else batches[len(bands) :]:
         batch.advance(new)
 
 
-def _step_rows(batches: Sequence[tuple[PagedBatch, Sequence[int]]], padding: int) -> list[StepRows]:
+def _step_rows(
+    bands: Sequence[tuple[PagedBatch, Sequence[int]]],
+    prompts: Sequence[tuple[PagedBatch, Sequence[int]]],
+    padding: int,
+) -> list[StepRows]:
     """The rows of a step, in the order of their tokens.
 
-    If they are of one batch, unused tokens behind them are further rows of the same call.
+    If they are of one band, unused tokens behind them are further rows of the same call.
     """
-    rows = [StepRows(batch.row_states, counts) for batch, counts in batches]
-    if len(rows) == 1:
+    rows = [StepRows(batch.row_states, counts) for batch, counts in bands]
+    if len(rows) == 1 and not prompts:
         return [StepRows(rows[0].states, [*rows[0].counts, *[1] * padding])]
-    return rows
+    return rows + [StepRows(batch.row_states, counts, prompt=True) for batch, counts in prompts]

@@ -10,7 +10,7 @@ import mlx.core as mx
 from chairlift.cache.pages.buffers import LayerPages
 from chairlift.cache.pages.kernels import PageKernels
 from chairlift.cache.pages.pool import PagePool
-from chairlift.cache.pages.states import RowStates
+from chairlift.cache.pages.states import StateForms
 from chairlift.cache.quantized import Quantization
 from chairlift.cache.snapshot import LayerKind
 
@@ -31,7 +31,7 @@ class PagedMemory:
         kinds: each layer's kind.
         pools: the pages of each kind, by its window.
         layers: the buffers of each attention layer.
-        templates: a state of zeros for each recurrent layer, see ``RowStates``.
+        forms_of_states: the forms of the states of all recurrent layers.
         kernels: read and write the pages.
         effects: arrays of the last step that writes depend on; evaluate them with the step.
     """
@@ -53,9 +53,7 @@ class PagedMemory:
         self.layers = tuple(
             LayerPages(self.pools[kind.window], kernels, quantization) for kind in attention
         )
-        self.templates: tuple[dict[int, mx.array], ...] = tuple(
-            {} for kind in kinds if kind.recurrent
-        )
+        self.forms_of_states = StateForms([kind.slots for kind in kinds if kind.recurrent])
         self.kernels = kernels
         # The forms of layers whose tiles steps with chunks need, as far as they are known.
         self.forms: dict[Hashable, None] = {}
@@ -66,14 +64,6 @@ class PagedMemory:
         """Bytes of one page of a kind, in all its layers."""
         pool = self.pools[window]
         return sum(layer.page_bytes for layer in self.layers if layer.pool is pool)
-
-    def row_states(self) -> tuple[RowStates, ...]:
-        """The states of each recurrent layer, of a batch without rows."""
-        recurrent = [kind for kind in self.kinds if kind.recurrent]
-        return tuple(
-            RowStates(kind.slots, template)
-            for kind, template in zip(recurrent, self.templates, strict=True)
-        )
 
     def arranged(self, attention: Iterable[T], states: Iterable[T]) -> list[T]:
         """Something for each layer, in the order of ``kinds``, from that of both sorts."""

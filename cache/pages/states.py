@@ -1,4 +1,4 @@
-"""The states of one recurrent layer, for the rows of a batch over pages.
+"""The states of recurrent layers, for the rows of a batch over pages.
 
 They are not in pages: a state has one size, whatever the length of its sequence. The arrays of a
 step have a line for each row and perhaps unused lines behind them, so that their sizes recur.
@@ -7,6 +7,7 @@ step have a line for each row and perhaps unused lines behind them, so that thei
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -15,14 +16,14 @@ from chairlift.cache.packed.split import Again
 from chairlift.cache.snapshot import StatePiece
 from chairlift.cache.state import Slots, StateLayer, padded_alike
 
-# The state before the first token.
-_NONE: Slots = {}
+# The states of all layers: for each layer, arrays ``[lines, ...]`` by slot.
+States = Sequence[Slots]
 
 
-class _Line(NamedTuple):
-    """Where a row's state is: a line of arrays ``[lines, ...]`` by slot."""
+class Line(NamedTuple):
+    """Where a row's states are: a line of the arrays of all layers."""
 
-    slots: Slots
+    states: States
     number: int
 
 
@@ -31,140 +32,167 @@ class _Verified(NamedTuple):
 
     Attributes:
         counts: the tokens of each row.
-        before: the states before the step, row by row.
-        again: repeats the layer's call.
+        exact: the states after the step are those after so many tokens; False: after padding.
+        before: the rows' states before the step.
+        again: for each layer, repeats its call.
     """
 
     counts: Sequence[int]
-    before: Slots
-    again: Again
+    exact: bool
+    before: Sequence[Line]
+    again: Sequence[Again]
+
+
+class StateForms:
+    """The forms of the states of all recurrent layers, which all batches of a memory share.
+
+    Args:
+        slots: for each layer, the number of arrays of a state, if known.
+
+    Attributes:
+        zeros: a state of zeros, with one line; without arrays before the first step.
+    """
+
+    def __init__(self, slots: Sequence[int]) -> None:
+        self.slots = slots
+        self.zeros: States = [{} for _ in slots]
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    @property
+    def known(self) -> bool:
+        """Whether there has been a step."""
+        return all(self.zeros)
+
+    def learn(self, states: States) -> None:
+        """Takes the forms from the states after a step."""
+        if not self.known:
+            self.zeros = [{name: mx.zeros_like(x[:1]) for name, x in own.items()} for own in states]
+
+    def gathered(self, rows: Sequence[Line], lines: int) -> list[Slots]:
+        """The states of rows, in order, then copies of the first up to ``lines`` lines."""
+        sources = {id(row.states): row.states for row in rows} or {id(self.zeros): self.zeros}
+        sizes = [max((_lines(own) for own in states), default=1) for states in sources.values()]
+        firsts = dict(zip(sources, accumulate([0, *sizes]), strict=False))
+        order = [firsts[id(row.states)] + row.number for row in rows]
+        order += [order[0] if order else 0] * (lines - len(rows))
+        chosen: mx.array | slice | None = mx.array(order)
+        if order == [*range(lines)]:
+            chosen = None if sizes == [lines] else slice(lines)
+        layers = zip(*sources.values(), strict=True)
+        return [
+            _chosen(own, sizes, zeros, chosen)
+            for own, zeros in zip(layers, self.zeros, strict=True)
+        ]
 
 
 class RowStates:
-    """The states of one layer.
+    """The states of a batch's rows, in all recurrent layers.
 
     Args:
-        slots: the number of arrays of a state, if known.
-        template: a state of zeros, ``[1, ...]`` by slot, which all batches of a memory share; empty
-            before the first step.
+        forms: those of the batch's memory.
     """
 
-    def __init__(self, slots: int, template: dict[int, mx.array]) -> None:
-        self._size = slots
-        self._template = template
-        self._rows: list[_Line] = []
+    def __init__(self, forms: StateForms) -> None:
+        self.forms = forms
+        self.rows: list[Line] = []
         self._verified: _Verified | None = None
 
     @property
     def arrays(self) -> list[mx.array]:
         """The arrays of all rows, to be evaluated after a step: logits may not depend on them."""
-        return [array for slots in _sources(self._rows) for array in slots.values()]
+        states = {id(row.states): row.states for row in self.rows}.values()
+        return [array for layers in states for own in layers for array in own.values()]
 
     @property
     def nbytes(self) -> int:
         """Bytes of the arrays."""
         return sum(array.nbytes for array in self.arrays)
 
-    def join(self, piece: StatePiece | None) -> None:
-        """Adds a row; None is the state before the first token."""
-        slots = enumerate(piece.slots if piece else ())
-        own = {slot: array for slot, array in slots if array is not None}
-        self._rows.append(_Line(own or _NONE, 0))
+    def join(self, pieces: Sequence[StatePiece | None]) -> None:
+        """Adds a row with its state in each layer; None is the state before the first token."""
+        states = [dict(_written(piece)) if piece else {} for piece in pieces]
+        self.rows.append(Line(states, 0))
 
     def arrange(self, order: Sequence[int]) -> None:
         """Keeps the rows numbered ``order``, in that order."""
-        self._rows = [self._rows[row] for row in order]
+        self.rows = [self.rows[row] for row in order]
 
-    def get(self, row: int) -> StatePiece | None:
-        """One row's state; None before its first step."""
-        slots, line = self._rows[row]
-        if not slots:
-            return None
-        names = range(max(self._size, 1 + max(slots)))
-        own = (slots.get(name) for name in names)
-        return StatePiece(tuple(None if x is None else x[line : line + 1] for x in own))
+    def get(self, row: int) -> list[StatePiece | None]:
+        """One row's state in each layer; None before its first step."""
+        states, number = self.rows[row]
+        return [
+            _piece(own, size, number) if own else None
+            for own, size in zip(states, self.forms.slots, strict=True)
+        ]
 
-    def settled(self, lines: int) -> Slots:
-        """The states of all rows, in order, in arrays with so many lines."""
-        return _gathered(self._rows, lines, self._template)
+    def write(self, states: States, first: int = 0) -> None:
+        """Takes the states after a step: row ``r`` has the line ``first + r``."""
+        self.rows = [Line(states, first + row) for row in range(len(self.rows))]
 
-    def write(self, slots: Slots) -> None:
-        """Takes the states after a step: row ``r`` has the line ``r``."""
-        self._rows = [_Line(slots, row) for row in range(len(self._rows))]
-        if not self._template:
-            self._template.update({slot: mx.zeros_like(x[:1]) for slot, x in slots.items()})
-
-    def verify(self, counts: Sequence[int], before: Slots, again: Again) -> None:
-        """Lets rows take tokens back until the next ``keep``.
+    def verify(
+        self, counts: Sequence[int], exact: bool, before: Sequence[Line], again: Sequence[Again]
+    ) -> None:
+        """Lets rows take back tokens of the last step until the next ``keep``.
 
         Args:
-            counts: the tokens of each row in the last step.
-            before: the result of ``settled`` before that step.
-            again: repeats the layer's call.
+            counts: the tokens of each row.
+            exact: see ``_Verified``.
+            before: the rows before that step.
+            again: for each layer, repeats its call.
         """
-        self._verified = _Verified(counts, before, again)
+        self._verified = _Verified(counts, exact, before, again)
 
     def keep(self, kept: Sequence[int]) -> None:
         """Keeps the first ``kept[r]`` tokens that row ``r`` had in the last step.
 
-        If some rows keep or had fewer than others, the states are computed again.
+        States after another number of tokens are computed again.
         """
         verified, self._verified = self._verified, None
-        if verified is None or set(kept) == {max(verified.counts)}:
+        if verified is None or (verified.exact and list(kept) == list(verified.counts)):
             return
-        self._rows = [_Line(verified.before or _NONE, row) for row in range(len(kept))]
+        self.rows = list(verified.before)
         for length in sorted(set(kept) - {0}):
             chosen = [row for row, keep in enumerate(kept) if keep == length]
-            before = [self._rows[row] for row in chosen]
-            slots = _gathered(before, len(chosen), self._template)
-            layer = StateLayer.of(slots, len(chosen))
-            verified.again(layer, chosen, length)
-            after = layer.checkpoint()
+            before = self.forms.gathered([verified.before[row] for row in chosen], len(chosen))
+            layers = [StateLayer.of(own, len(chosen)) for own in before]
+            for again, layer in zip(verified.again, layers, strict=True):
+                again(layer, chosen, length)
+            after = [layer.checkpoint() for layer in layers]
             for number, row in enumerate(chosen):
-                self._rows[row] = _Line(after, number)
+                self.rows[row] = Line(after, number)
 
 
-def _sources(rows: Sequence[_Line]) -> list[Slots]:
-    """The different arrays in which rows have their states."""
-    return list({id(row.slots): row.slots for row in rows}.values())
+def _written(piece: StatePiece) -> list[tuple[int, mx.array]]:
+    return [(slot, array) for slot, array in enumerate(piece.slots) if array is not None]
 
 
-def _gathered(rows: Sequence[_Line], lines: int, template: Slots) -> Slots:
-    """The states of rows, in order, then copies of the first up to ``lines`` lines."""
-    sources = _sources(rows) or [_NONE]
-    names = sorted({slot for slots in (*sources, template) for slot in slots})
-    sizes = [max((x.shape[0] for x in slots.values()), default=1) for slots in sources]
-    firsts = dict(zip(map(id, sources), _starts(sizes), strict=True))
-    order = [firsts[id(row.slots)] + row.number for row in rows]
-    order += [order[0] if order else 0] * (lines - len(rows))
-    if order == [*range(lines)] and sizes == [lines]:
-        order = []
-    return {
-        name: _chosen([slots.get(name) for slots in sources], sizes, template.get(name), order)
-        for name in names
-    }
+def _piece(slots: Slots, size: int, line: int) -> StatePiece:
+    own = (slots.get(name) for name in range(max(size, 1 + max(slots))))
+    return StatePiece(tuple(None if array is None else array[line : line + 1] for array in own))
 
 
-def _starts(sizes: Sequence[int]) -> list[int]:
-    return [sum(sizes[:number]) for number in range(len(sizes))]
+def _lines(slots: Slots) -> int:
+    return next((array.shape[0] for array in slots.values()), 1)
 
 
 def _chosen(
-    arrays: Sequence[mx.array | None],
+    sources: Sequence[Slots],
     sizes: Sequence[int],
-    template: mx.array | None,
-    order: Sequence[int],
-) -> mx.array:
-    """The lines ``order`` of some arrays joined; empty: all. Missing arrays are zeros."""
-    like = next((x for x in arrays if x is not None), template)
-    assert like is not None
-    parts = [
-        mx.zeros((size, *like.shape[1:]), like.dtype) if x is None else x
-        for x, size in zip(arrays, sizes, strict=True)
-    ]
-    joined = parts[0] if len(parts) == 1 else mx.concatenate(padded_alike(parts))
-    if not order:
-        return joined
-    if list(order) == [*range(len(order))]:
-        return joined[: len(order)]
-    return joined[mx.array(list(order))]
+    zeros: Slots,
+    chosen: mx.array | slice | None,
+) -> Slots:
+    """Some lines of one layer's states in several arrays; None: all. Missing arrays are zeros."""
+    result = {}
+    for name in sorted({slot for slots in (*sources, zeros) for slot in slots}):
+        arrays = [slots.get(name) for slots in sources]
+        like = next((x for x in arrays if x is not None), zeros.get(name))
+        assert like is not None
+        parts = [
+            mx.zeros((size, *like.shape[1:]), like.dtype) if x is None else x
+            for x, size in zip(arrays, sizes, strict=True)
+        ]
+        joined = parts[0] if len(parts) == 1 else mx.concatenate(padded_alike(parts))
+        result[name] = joined if chosen is None else joined[chosen]
+    return result

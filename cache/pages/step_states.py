@@ -3,105 +3,165 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import NamedTuple
 
 import mlx.core as mx
+import numpy as np
 
-from chairlift.cache.packed.split import Again, Places, SplitLayer, SplitPart, Within, places
-from chairlift.cache.pages.page import step_size
-from chairlift.cache.pages.states import RowStates
-from chairlift.cache.state import Slots, StateLayer
+from chairlift.cache.packed.split import Again, Joint, Places, SplitLayer, SplitPart, Within, places
+from chairlift.cache.pages.page import doubled, step_size
+from chairlift.cache.pages.states import RowStates, States
+from chairlift.cache.state import StateLayer
+
+# Prompts of up to so many new tokens share a call; then of up to twice as many, and so on.
+SHARED_TOKENS = 64
 
 
 class StepRows(NamedTuple):
-    """Some of a step's rows, which share a call of each recurrent layer.
+    """The rows of one batch in a step.
 
     Attributes:
-        states: their states in each recurrent layer.
+        states: their states.
         counts: the step's tokens of each row; those behind the rows are unused.
+        prompt: the batch is a prompt; False: its rows may take tokens back.
     """
 
-    states: Sequence[RowStates]
+    states: RowStates
     counts: Sequence[int]
+    prompt: bool = False
+
+
+class _Group(NamedTuple):
+    """Rows of a step that share a call of each recurrent layer.
+
+    Attributes:
+        members: the rows of several prompts, or of one other batch.
+        places: their tokens.
+        mask: ``[rows, length]``, which tokens of the call are no padding; None: all, or the layers
+            do not regard it.
+        lengths: ``[rows]``, how many; None as ``mask``.
+        before: the states before the step.
+    """
+
+    members: Sequence[StepRows]
+    places: Places
+    mask: mx.array | None
+    lengths: mx.array | None
+    before: States
 
 
 class StepStates:
-    """The states before a step, and the calls that replace them by those after it.
+    """The states before a step, and the calls that compute those after it.
 
     Args:
         rows: in the order of the step's tokens.
+        tokens: all tokens of the step.
+        pads: the layers regard the lengths of rows with padding.
         within: see ``SplitLayer``.
     """
 
     def __init__(
-        self, rows: Sequence[StepRows], within: Callable[[], Within] | None = None
+        self,
+        rows: Sequence[StepRows],
+        tokens: int,
+        pads: bool,
+        within: Callable[[], Within],
     ) -> None:
         self._rows = [each for each in rows if each.counts]
+        self._tokens = tokens
+        self._pads = pads
         self._within = within
+        # Of each group, the layers' caches after the last model call; and how to repeat calls.
+        self._called: list[list[StateLayer]] = []
+        self._again: list[list[Again]] = []
 
     @cached_property
-    def _places(self) -> list[Places]:
-        start, result = 0, []
-        for _, counts in self._rows:
-            result.append(places(start, counts, step_size(len(counts))))
-            start = result[-1].stop
-        return result
+    def _groups(self) -> list[_Group]:
+        groups: dict[int, list[StepRows]] = {}
+        starts: dict[int, list[int]] = {}
+        start = 0
+        for number, each in enumerate(self._rows):
+            shared = self._pads and each.prompt
+            key = doubled(SHARED_TOKENS, max(each.counts)) if shared else -number
+            groups.setdefault(key, []).append(each)
+            starts.setdefault(key, []).append(start)
+            start += sum(each.counts)
+        return [self._group(members, starts[key]) for key, members in groups.items()]
 
-    @cached_property
-    def _before(self) -> list[list[Slots]]:
-        """The states of each layer, for each of the rows."""
-        return [
-            [own.settled(where.rows) for own, where in zip(layer, self._places, strict=True)]
-            for layer in zip(*(states for states, _ in self._rows), strict=True)
+    def _group(self, members: Sequence[StepRows], starts: Sequence[int]) -> _Group:
+        counts = [count for each in members for count in each.counts]
+        begins = [
+            start + before
+            for each, start in zip(members, starts, strict=True)
+            for before in np.cumsum([0, *each.counts[:-1]]).tolist()
         ]
+        where = places(begins, counts, step_size(len(counts)))
+        rows = [row for each in members for row in each.states.rows]
+        before = members[0].states.forms.gathered(rows, where.rows)
+        mask = lengths = None
+        if self._pads and where.columns is not None and where.length > 1:
+            lengths = mx.array([*counts, *[0] * (where.rows - len(counts))], mx.int32)
+            mask = mx.arange(where.length) < lengths[:, None]
+        return _Group(members, where, mask, lengths, before)
+
+    @cached_property
+    def _joint(self) -> Joint:
+        return Joint([group.places for group in self._groups], self._tokens)
 
     @property
     def recur(self) -> bool:
-        """Whether a step has one call of each layer, whose form recurs: a token for each row."""
-        return len(self._rows) == 1 and max(self._rows[0].counts) == 1
+        """Whether the step has the form of all steps with so many rows of one token each."""
+        known = self._rows[0].states.forms.known
+        return known and len(self._rows) == 1 and max(self._rows[0].counts) == 1
 
     def layers(self) -> list[SplitLayer]:
         """The caches of the recurrent layers, for a model's call."""
-        return [self._layer(number, before) for number, before in enumerate(self._before)]
+        self._called, self._again = [], []
+        parts: list[list[SplitPart]] = []
+        for group in self._groups:
+            caches = [StateLayer.of(own, group.places.rows, group.lengths) for own in group.before]
+            again: list[Again] = []
+            self._called.append(caches)
+            self._again.append(again)
+            parts.append([SplitPart(group.places, own, group.mask, again.append) for own in caches])
+        return [SplitLayer(own, self._joint, self._within) for own in zip(*parts, strict=True)]
+
+    def commit(self) -> None:
+        """Gives all rows the states after the step."""
+        for group, caches, again in zip(self._groups, self._called, self._again, strict=True):
+            after = [layer.checkpoint() for layer in caches]
+            group.members[0].states.forms.learn(after)
+            first = 0
+            for states, counts, prompt in group.members:
+                before = list(states.rows)
+                states.write(after, first)
+                first += len(counts)
+                if max(counts) > 1 and not prompt:
+                    exact = group.lengths is not None or min(counts) == max(counts)
+                    states.verify(counts[: len(before)], exact, before, again)
 
     def arrays(self) -> list[list[mx.array]]:
         """The states of each layer before a step that recurs, by slot."""
-        return [[slots[name] for name in sorted(slots)] for (slots,) in self._before]
+        (group,) = self._groups
+        return [[slots[name] for name in sorted(slots)] for slots in group.before]
 
-    def of(self, arrays: Sequence[Sequence[mx.array]]) -> list[SplitLayer]:
-        """As ``layers``, with other arrays in place of ``arrays``; no states are replaced."""
-        (where,) = self._places
-        layers = []
-        for (slots,), own in zip(self._before, arrays, strict=True):
+    def traced(self, arrays: Sequence[Sequence[mx.array]]) -> list[SplitLayer]:
+        """As ``layers``, with other arrays in place of ``arrays``."""
+        (group,) = self._groups
+        caches = []
+        for slots, own in zip(group.before, arrays, strict=True):
             named = dict(zip(sorted(slots), own, strict=True))
-            layers.append(SplitLayer([SplitPart(where, StateLayer.of(named, where.rows))]))
-        return layers
+            caches.append(StateLayer.of(named, group.places.rows))
+        return [SplitLayer([SplitPart(group.places, own)], self._joint) for own in caches]
 
-    def write(self, arrays: Sequence[Sequence[mx.array]]) -> None:
+    def take(self, arrays: Sequence[Sequence[mx.array]]) -> None:
         """Takes the states after a step that recurs, in the form of ``arrays``."""
-        for states, (slots,), own in zip(self._rows[0].states, self._before, arrays, strict=True):
-            states.write(dict(zip(sorted(slots), own, strict=True)))
-
-    def _layer(self, number: int, before: Sequence[Slots]) -> SplitLayer:
-        parts = []
-        for (states, counts), where, slots in zip(self._rows, self._places, before, strict=True):
-            layer = StateLayer.of(slots, where.rows)
-            called = partial(_called, states[number], counts, slots, layer)
-            parts.append(SplitPart(where, layer, called))
-        return SplitLayer(parts, *([self._within] if self._within else []))
-
-
-def _called(
-    states: RowStates, counts: Sequence[int], before: Slots, layer: StateLayer, again: Again
-) -> None:
-    """Takes the states after a call of a layer."""
-    states.write(layer.checkpoint())
-    if max(counts) > 1:
-        states.verify(counts, before, again)
+        layers = self.traced(arrays)
+        self._called, self._again = [[layer.parts[0].cache for layer in layers]], [[]]
 
 
 def written(layers: Sequence[SplitLayer]) -> list[list[mx.array]]:
-    """The states after a model's call with the layers of ``StepStates.of``."""
+    """The states after a model's call with the layers of ``StepStates.traced``."""
     parts = [layer.parts[0].cache.checkpoint() for layer in layers]
     return [[slots[name] for name in sorted(slots)] for slots in parts]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 from dataclasses import replace
 
+from chairlift.cache.pages.budget import PROMPTS
 from chairlift.engine.core.core import EngineCore
 from chairlift.engine.core.prepared_model import PreparedModel
 from chairlift.engine.messages import SamplingParams, Submit, Thinking
@@ -40,8 +41,9 @@ _CONSTRAINED = SamplingParams(max_tokens=4, seed=0, thinking=Thinking(end=(0,), 
 def warm_model(model: PreparedModel, limits: Limits, kernels: bool) -> None:
     """Serves short requests with an engine of its own, whose caches are small; see ``warm``."""
     limits = model.fitted(limits)
-    little = _ROWS * limits.bytes_alone(_TOKENS)
-    small = replace(limits, kv_bytes=min(limits.kv_bytes, little))
+    rows = min(limits.max_rows, _ROWS)
+    little = rows * limits.bytes_alone(_TOKENS) + (rows + PROMPTS) * limits.geometry.row_bytes
+    small = replace(limits, max_rows=rows, kv_bytes=min(limits.kv_bytes, little))
     warm(EngineCore(model, small), kernels)
     if kernels:
         # The engine refers to itself, so its pages are in use until they are collected.

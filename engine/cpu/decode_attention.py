@@ -15,7 +15,8 @@ import mlx.core as mx
 import numpy as np
 
 from chairlift.cache.layer import Mask
-from chairlift.cache.packed.step import PackedLayer, PackedMask, attend_on_host
+from chairlift.cache.packed.split import PackedMask
+from chairlift.cache.packed.step import PackedLayer, attend_on_host
 from chairlift.engine.cpu import decoder_layer
 from chairlift.engine.cpu.attention import attended
 from chairlift.engine.cpu.compiled import row_attention

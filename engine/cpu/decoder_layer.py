@@ -15,7 +15,8 @@ import numpy as np
 
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.layer import LayerCache
-from chairlift.cache.packed.step import PackedLayer, PackedMask
+from chairlift.cache.packed.split import PackedMask
+from chairlift.cache.packed.step import PackedLayer
 from chairlift.cache.snapshot import LayerKind
 from chairlift.engine.cpu.elementwise import Norm
 from chairlift.engine.cpu.gemm import Floats

@@ -13,7 +13,8 @@ from typing import Any, Protocol
 import mlx.core as mx
 
 from chairlift.cache.layer import LayerCache
-from chairlift.cache.packed.step import PackedLayer, PackedMask, Part
+from chairlift.cache.packed.split import PackedMask
+from chairlift.cache.packed.step import PackedLayer, Part
 from chairlift.cache.pages.layer import PagedMask
 
 _NAME = "scaled_dot_product_attention"

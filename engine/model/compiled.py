@@ -113,7 +113,7 @@ class CompiledSteps:
         """Whether a step can be compiled: what is made at first use is there."""
         memory = step.memory
         allocated = all(layer.buffers is not None for layer in memory.layers)
-        recurs = step.states is None or (step.states.recur and all(memory.templates))
+        recurs = step.states is None or step.states.recur
         return allocated and recurs and self._forms is not None
 
     def _is_steady(self, step: PagedStep, positions: Positions) -> bool:
@@ -150,7 +150,7 @@ class CompiledSteps:
         finally:
             self._step = None
         if step.states:
-            step.states.write(result[1])
+            step.states.take(result[1])
         return result[0]
 
     def _traced(
@@ -190,7 +190,7 @@ class CompiledSteps:
         traced = PagedStep(step.memory, own, kinds, traced=True)
         adapters = nullcontext() if self._routing is None else self._routing.traced(*slots)
         with adapters, traced.running():
-            recurrent = step.states.of(states) if step.states else []
+            recurrent = step.states.traced(states) if step.states else []
             layers = traced.layers([KeysValues(*pair) for pair in buffers], recurrent)
             logits = self._model(tokens, layers, positions[0] if positions else None)
         step.memory.effects = []

@@ -52,10 +52,15 @@ RowTokens = mx.array | list[int]
 
 
 class PagedForward(Forward):
-    """Calls a model over pages; see ``Forward``. Steps are padded to recurring sizes."""
+    """Calls a model over pages; see ``Forward``. Steps are padded to recurring sizes.
+
+    Attributes:
+        pads: see ``StepStates``.
+    """
 
     def __init__(self, model: Any, head: Head | None) -> None:
         super().__init__(model, head, packs=True)
+        self.pads = False
         # Steps whose tokens are computed one by one, and steps with chunks: prompts, or rows with
         # drafts. Each of them without adapters, and with.
         self._steps = CompiledSteps(self._logits)
@@ -97,13 +102,13 @@ class PagedForward(Forward):
             tokens: the most tokens of a step.
         """
         batch = PagedBatch(memory)
-        if memory.templates:
+        if memory.forms_of_states:
             self._make_states(batch)
         for rows in dict.fromkeys(map(step_size, range(max_rows + FEW_TOKENS, 0, -1))):
             for columns in column_bounds(COMPILED_TOKENS):
                 with paged_step([batch], [], rows, columns) as step:
                     self._steps.compile(step, mx.arange(rows)[:, None] % TRIAL_TOKENS, None)
-        if memory.templates:
+        if memory.forms_of_states:
             return  # the calls of recurrent layers in steps with chunks have no recurring form
         most = min(tokens, max_rows * (1 + draft_tokens))
         for size in dict.fromkeys(map(step_size, range(tokens, 0, -1))):
@@ -147,7 +152,12 @@ class PagedForward(Forward):
             more[1] = _padded_positions(packed, step_size(packed.sampled))
         batches = [*rows, *prompts]
         step_with = partial(
-            paged_step, batches, [], padding, 0, own, alone=True, within=self.routing.within
+            paged_step,
+            *(batches, [], padding, 0, own),
+            alone=True,
+            within=self.routing.within,
+            prompts=len(prompts),
+            pads=self.pads,
         )
         with (
             _fed_step(step_with, tokens, more) as (step, fed, positions),
@@ -199,6 +209,7 @@ class PagedForward(Forward):
             paged_step,
             *(rows, new, 0, COMPILED_TOKENS, counts, tail, row_limit),
             within=self.routing.within,
+            pads=self.pads,
         )
         with (
             _fed_step(step_with, tokens, more) as (step, fed, positions),

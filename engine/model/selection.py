@@ -14,6 +14,7 @@ from chairlift.cache.batch import BatchCache
 from chairlift.cache.kinds import Cache
 from chairlift.cache.pages.batch import PagedBatch
 from chairlift.cache.pages.memory import PagedMemory
+from chairlift.cache.snapshot import StatePiece
 from chairlift.engine.model import split
 from chairlift.engine.model.forward import Chunk, Forward
 from chairlift.engine.model.head import Head
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 # one token that is not seen changes them by 0.2 or more.
 TOLERANCE = 0.15
 _TRIAL = Trial(within_rms(TOLERANCE), log, error="a model call of another form fails: %s")
+_STATES_TRIAL = Trial(within_rms(TOLERANCE / 2), log, error="padded recurrent layers fail: %s")
 # Pages of each kind during a trial, which has six short sequences.
 TRIAL_PAGES = 16
 
@@ -99,8 +101,38 @@ def select_forward(
 
     for choice in choices():
         if _TRIAL.passes(lambda: expected, partial(experts.repeat, choice.trial_logits)):
+            if isinstance(choice.forward, PagedForward) and not make_cache().pads:
+                choice.forward.pads = _pads(choice)
             return _logged(choice)
     return _logged(SelectedForward(plain, make_cache))
+
+
+def _pads(choice: SelectedForward) -> bool:
+    """Whether the recurrent layers of a model over pages regard the lengths of padded rows.
+
+    If they do not, prompts of different lengths have states that are far from those alone.
+    """
+    forward, make_cache = choice.forward, choice.trial_caches()
+    assert isinstance(forward, PagedForward)
+    experts = ExpertChoices()
+
+    def states(pads: bool) -> mx.array:
+        forward.pads = pads
+        prompts = [make_cache() for _ in range(2)]
+        for prompt in prompts:
+            prompt.join()
+        tokens = [1, 5, 2, 7, 3, 6, 4, 1, 2], [3, 6]
+        chunks = [Chunk(prompt, own, 0) for prompt, own in zip(prompts, tokens, strict=True)]
+        forward([], mx.zeros((0,), mx.int32), chunks)
+        layers = [piece for prompt in prompts for piece in prompt.extract(0).layers]
+        pieces = [piece for piece in layers if isinstance(piece, StatePiece)]
+        arrays = [array for piece in pieces for array in piece.arrays]
+        flat = [array.reshape(-1).astype(mx.float32) for array in arrays]
+        widest = max(array.size for array in flat)
+        return mx.stack([mx.pad(array, [(0, widest - array.size)]) for array in flat])
+
+    expected = experts.record(lambda: states(False))
+    return _STATES_TRIAL.passes(lambda: expected, partial(experts.repeat, lambda: states(True)))
 
 
 def _logged(choice: SelectedForward) -> SelectedForward:

@@ -18,8 +18,8 @@ from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models.cache import CacheList
 
-from chairlift.cache.packed.split import Places, SplitLayer, Within
-from chairlift.cache.packed.step import PackedLayer, PackedMask
+from chairlift.cache.packed.split import PackedMask, Places, SplitLayer, Within
+from chairlift.cache.packed.step import PackedLayer
 
 _CACHE = "cache"
 
@@ -121,20 +121,16 @@ class _Call(NamedTuple):
 def _by_part(step: _Call, cache: Any, split: SplitLayer | PackedLayer) -> Any:
     """Calls a layer once for each part, and joins the results, ``[tokens, 1, ...]``."""
     within = split.within()
-    tokens, stop = step.shape[0], 0
     results: list[Any] = []
     for number, part in enumerate(split.parts):
         places = part.places
-        assert places.start == stop, "the parts of a step follow each other"
-        stop = places.stop
         own = step.changed((places.rows, places.length), places.taken, number)
-        whole = places.columns is None and len(places.tokens) == tokens
-        with nullcontext() if whole else within(places.tokens):
+        with nullcontext() if places.is_all(step.shape[0]) else within(places.tokens):
             result = own.result(_cache_of(cache, number))
         if part.called is not None:
             part.called(partial(_repeat, own, places, within))
         results.append(tree_map(places.restored, result))
-    return tree_map(partial(_joined, tokens - stop), results[0], *results[1:])
+    return tree_map(split.joint.joined, results[0], *results[1:])
 
 
 def _cache_of(cache: Any, number: int) -> Any:
@@ -152,10 +148,3 @@ def _repeat(
     again = call.changed((len(rows), length), lambda array: array[chosen, :length])
     with within(places.tokens.reshape(places.rows, places.length)[rows, :length].reshape(-1)):
         again.result(cache)
-
-
-def _joined(unused: int, *results: mx.array) -> mx.array:
-    """The results of all parts, with zeros behind them for tokens in no part."""
-    like = results[0]
-    tail = [mx.zeros((unused, *like.shape[1:]), like.dtype)] if unused else []
-    return mx.concatenate([*results, *tail]) if len(results) + len(tail) > 1 else like
