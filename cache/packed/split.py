@@ -96,7 +96,7 @@ def places(begins: Sequence[int], counts: Sequence[int], rows: int | None = None
 
     Args:
         begins: the number of each row's first token.
-        counts: the tokens of each row.
+        counts: the tokens of each row; 0 is allowed, but not for all.
         rows: the rows of the call, if it has further ones, with padding only.
     """
     rows = len(counts) if rows is None else rows
@@ -104,7 +104,8 @@ def places(begins: Sequence[int], counts: Sequence[int], rows: int | None = None
     own[:, : len(counts)] = begins, counts
     first, count = own[:, :, None]
     column = np.arange(max(counts))
-    tokens = first + np.minimum(column, np.maximum(count, 1) - 1)
+    # A row without tokens repeats the one before its own place.
+    tokens = np.maximum(first + np.minimum(column, count - 1), 0)
     taken = column < count
     columns = None if taken.all() else np.flatnonzero(taken)
     return Places(rows, len(column), tokens.reshape(-1), columns)

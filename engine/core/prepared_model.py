@@ -66,8 +66,10 @@ class PreparedModel:
             return replace(
                 limits, paged=True, bands=1, chunk_multiple=1, avoid_partial_prefill=False
             )
-        # If bands do not share a model call, each band's call reads all weights again.
-        return limits if self.forward.packs else replace(limits, bands=1)
+        # If bands do not share the calls of all layers, each band's call reads weights again.
+        shared = self.forward.packs and not self.forward.splits
+        shared &= not any(kind.recurrent for kind in self.kinds)
+        return limits if shared else replace(limits, bands=1)
 
     def caches(
         self, limits: Limits, prefix_bytes: int, reclaim: Callable[[], bool]

@@ -122,7 +122,8 @@ class Forward:
             tokens, to have few different shapes.
         max_pairs: pairs of a query and a key that a model call of one chunk may have, because a
             model file with attention of its own keeps a score of each pair and head. Longer chunks
-            take several calls. Packed calls need no bound: they use the engine's attention.
+            take several calls. Packed calls need no bound, unless they split: they use the engine's
+            attention.
         chained: each model call of a step waits for the call before. Ranks that compute a model
             together need the same order of all calls, and MLX may choose any.
 
@@ -179,6 +180,8 @@ class Forward:
         packs = self.packs and not any(chunk.sees_ahead for chunk in chunks)
         # Rows with drafts of different lengths would bring padding.
         packs &= not drafted or all(band.pads for band in bands)
+        if self.splits:
+            packs &= all(self._call_tokens(chunk) == len(chunk.tokens) for chunk in chunks)
         if packs and (chunks or drafted or len(bands) > 1):
             return self._packed_call(bands, tokens, chunks, adapters, drafted, shifts)
         logits = []

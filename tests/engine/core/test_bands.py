@@ -267,7 +267,7 @@ def test_a_long_row_does_not_resize_the_buffers_of_short_ones() -> None:
     assert 0 < stats.padded_columns < 0.4 * stats.total_columns
 
 
-def test_states_and_models_that_do_not_pack_have_one_band() -> None:
+def test_models_with_states_have_one_band() -> None:
     model = tiny_model("lfm2", seed=2)
     bench = BandBench(model, bands=4)
     assert bench.core.limits.bands == 1

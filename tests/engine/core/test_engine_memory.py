@@ -49,8 +49,7 @@ class MemoryBench(Bench):
             *(_model(kind), core.requests.vocabulary, self.limits, False, prefix),
             swap=core.swap,
         )
-        # A recurrent state cannot be padded.
-        assert self.core.pipeline.forward.packs == (kind != "lfm2")
+        assert self.core.pipeline.forward.packs
         self.grown = 0
         make = self.core.prefill._make_cache
 

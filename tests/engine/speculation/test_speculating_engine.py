@@ -96,6 +96,7 @@ CASES: dict[str, tuple[TinyKind | Literal["llama4"], dict[str, Any]]] = {
     "pages": ("llama", {"kernels": HostPages(), "kv": 1 << 20}),
     "windows in pages": ("gemma3", {"kernels": HostPages(), "kv": 2 << 20, "prefix": 1 << 19}),
     "recurrent": ("lfm2", {}),
+    "recurrent in pages": ("lfm2", {"kernels": HostPages(), "kv": 2 << 20, "prefix": 1 << 19}),
     "recurrent with prefixes": ("lfm2", {"eager": True, "prefix": 1 << 22}),
 }
 
