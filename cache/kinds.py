@@ -52,12 +52,11 @@ def make_batch(model: Any, quantization: Quantization | None = None) -> BatchCac
     """
     caches = _model_caches(model)
     kinds = [_kind(cache) for cache in _flat(caches)]
-    name = type(model).__module__.rpartition(".")[2]
     return BatchCache(
         kinds,
         quantization,
         lambda layers: _nested(caches, iter(layers)),
-        grouped_masks=name in GROUPED_MASKS,
+        grouped_masks=_groups_masks(model),
     )
 
 
@@ -75,8 +74,13 @@ def make_pages(
     caches = _model_caches(model)
     kinds = [_kind(cache) for cache in _flat(caches)]
     return PagedMemory(
-        kinds, pages, kernels, lambda layers: _nested(caches, iter(layers)), quantization
+        *(kinds, pages, kernels, lambda layers: _nested(caches, iter(layers)), quantization),
+        grouped_masks=_groups_masks(model),
     )
+
+
+def _groups_masks(model: Any) -> bool:
+    return type(model).__module__.rpartition(".")[2] in GROUPED_MASKS
 
 
 def _model_caches(model: Any) -> Sequence[Any]:

@@ -38,9 +38,9 @@ class StateLayer(_ArraysCache):
         self._rows = 0
 
     @classmethod
-    def of(cls, slots: Slots, rows: int, lengths: mx.array | None = None) -> StateLayer:
-        """The layer of so many rows with these states."""
-        layer = cls()
+    def of(cls, slots: Slots, size: int, rows: int, lengths: mx.array | None = None) -> StateLayer:
+        """The layer of so many rows with these states, of ``size`` arrays each."""
+        layer = cls(size)
         layer._slots, layer._rows, layer.lengths = dict(slots), rows, lengths
         return layer
 

@@ -38,14 +38,14 @@ class Part(NamedTuple):
     """The attention inputs of one batch's layer.
 
     Attributes:
-        layer: the batch's layer.
+        layer: the batch's layer, or the cache of a layer's own call.
         queries: ``[rows, heads, step, dim]``.
         keys: ``[rows, key heads, columns, dim]``.
         values: as ``keys``; the last dimension may differ.
         mask: the mask of this batch.
     """
 
-    layer: LayerCache
+    layer: Any
     queries: mx.array
     keys: mx.array
     values: mx.array

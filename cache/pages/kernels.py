@@ -12,7 +12,7 @@ from chairlift.cache.quantized import Quantization
 
 
 class KeysValues(NamedTuple):
-    """Keys and values of the same shape and type.
+    """Keys and values of the same type, and mostly of the same shape.
 
     Those of a step's tokens are ``[tokens, key heads, 1, dim]``; a layer's pages are
     ``[pages, key heads, PAGE_TOKENS, dim]``, contiguous, and kernels write to them in place.
@@ -70,7 +70,8 @@ class PageKernels(Protocol):
         """Writes tokens to pages.
 
         Args:
-            new: ``[1, key heads, tokens, dim]``, in the form of the pages.
+            new: ``[1, key heads, tokens, dim]``, in the form of the pages. Keys and values may have
+                different heads and dims.
             slots: ``[tokens]`` int32, ``page number * PAGE_TOKENS + slot`` of each token.
 
         Returns:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import add
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
 
-from chairlift.cache.packed.split import SplitLayer, Within, anywhere
+from chairlift.cache.packed.split import SplitLayer
 from chairlift.cache.pages.batch import PagedBatch
 from chairlift.cache.pages.buffers import LayerPages
+from chairlift.cache.pages.dense import DenseLayer, DenseRows
 from chairlift.cache.pages.kernels import KeysValues
 from chairlift.cache.pages.memory import PagedMemory
 from chairlift.cache.pages.page_table import PageLists
-from chairlift.cache.pages.step import KindStep, StepTokens, step_arrays
-from chairlift.cache.pages.step_states import StepRows, StepStates
+from chairlift.cache.pages.step import KindStep, StepSizes, StepTokens, step_arrays
+from chairlift.cache.pages.step_parts import Division, StepParts, StepRows
 
 
 class PagedMask(NamedTuple):
@@ -108,18 +110,20 @@ class PagedStep:
         tokens: the step's tokens.
         kinds: the arrays of each kind, by its window.
         more: the further arrays that were uploaded with the step.
-        states: the recurrent layers; None if there are none.
+        parts: the parts of layers that are called part by part; None if there are none.
         traced: the step is being compiled.
         layers_by_keys: the layers that have taken keys in this step, by the ``id`` of these.
+        writes: arrays that are ready once tokens are written; logits may not depend on them.
     """
 
     memory: PagedMemory
     tokens: StepTokens
     kinds: Mapping[int | None, KindStep]
     more: Sequence[mx.array] = ()
-    states: StepStates | None = None
+    parts: StepParts | None = None
     traced: bool = False
     layers_by_keys: dict[int, PagedLayer] = field(default_factory=dict)
+    writes: list[mx.array] = field(default_factory=list)
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -129,6 +133,8 @@ class PagedStep:
         finally:
             # NOTE: layers refer to the step; Python would keep the arrays until it finds the cycle.
             self.layers_by_keys.clear()
+            self.memory.effects += self.writes
+            self.writes.clear()
 
     def attend(
         self,
@@ -164,11 +170,29 @@ class PagedStep:
             buffers, recurrent: replace those of the layers, in a step that is being compiled.
         """
         if recurrent is None:
-            recurrent = self.states.layers() if self.states else []
+            recurrent = self.parts.layers() if self.parts else []
         pages = self.memory.layers
-        own = [None] * len(pages) if buffers is None else buffers
-        attention = [PagedLayer(self, layer, new) for layer, new in zip(pages, own, strict=True)]
+        own = zip(pages, [None] * len(pages) if buffers is None else buffers, strict=True)
+        attention: list[Any]
+        if self.parts is not None and self.parts.division.dense:
+            attention = self._dense_layers(self.parts, own)
+        else:
+            attention = [PagedLayer(self, layer, new) for layer, new in own]
         return self.memory.view(self.memory.arranged(attention, recurrent))
+
+    def _dense_layers(
+        self, parts: StepParts, layers: Iterable[tuple[LayerPages, KeysValues | None]]
+    ) -> list[DenseLayer]:
+        rows = {
+            window: [
+                DenseRows.of(group.places, kind, window, group.columns) for group in parts.groups
+            ]
+            for window, kind in self.kinds.items()
+        }
+        shared = parts.joint, parts.division.within
+        return [
+            DenseLayer(self, rows[layer.pool.window], layer, new, *shared) for layer, new in layers
+        ]
 
 
 @contextmanager
@@ -182,9 +206,8 @@ def paged_step(
     row_limit: int = 0,
     alone: bool = False,
     more: Sequence[Sequence[int]] = (),
-    within: Callable[[], Within] = lambda: anywhere,
     prompts: int = 0,
-    pads: bool = False,
+    division: Division | None = None,
 ) -> Iterator[PagedStep]:
     """A context of one model call in which rows take a token each, and prompts take chunks.
 
@@ -202,9 +225,8 @@ def paged_step(
         row_limit: see ``StepSizes``.
         alone: see ``step_arrays``.
         more: further numbers that the call needs on the device.
-        within: see ``SplitLayer``.
         prompts: how many of ``bands``, the last ones, are prompts; their rows take no token back.
-        pads: see ``StepStates``.
+        division: which layers are called part by part; None: recurrent ones.
 
     Raises:
         OutOfPages: there are too few pages.
@@ -212,6 +234,7 @@ def paged_step(
     counts = [[1] * len(band) for band in bands] if drafted is None else drafted
     batches = [*zip(bands, counts, strict=True), *((batch, [new]) for batch, new in chunks)]
     memory = batches[0][0].memory
+    memory.effects = []
     for batch, new in batches:
         batch.grow(new)
     rows = [
@@ -223,9 +246,9 @@ def paged_step(
     lists = {}
     for window, pool in memory.pools.items():
         pool.copies.dispatch()
-        parts = [batch.rows[window].lists for batch, _ in batches]
-        parts.insert(len(bands), PageLists.empty(padding))
-        lists[window] = PageLists.joined(parts)
+        own_lists = [batch.rows[window].lists for batch, _ in batches]
+        own_lists.insert(len(bands), PageLists.empty(padding))
+        lists[window] = PageLists.joined(own_lists)
     own_chunks = [(batch.offsets[0], new) for batch, new in chunks]
     further = [np.array(numbers, np.int32) for numbers in more]
     forms = dict.fromkeys(memory.forms, memory.kernels.tile_table)
@@ -233,16 +256,17 @@ def paged_step(
         *(rows, own_chunks, lists, tail, row_limit, min_columns, alone, further, forms)
     )
     tokens = next(iter(kinds.values())).tokens
-    states: StepStates | None = None
-    if memory.forms_of_states:
+    parts: StepParts | None = None
+    division = division or Division()
+    if memory.forms_of_states or division.dense:
         decoding = len(bands) - prompts
-        step_rows = _step_rows(batches[:decoding], batches[decoding:], padding)
-        states = StepStates(step_rows, tokens.sizes.tokens, pads, within)
-    step = PagedStep(memory, tokens, kinds, uploads, states)
+        step_rows = _step_rows(batches[:decoding], batches[decoding:], padding, tokens.sizes)
+        parts = StepParts(step_rows, tokens.sizes.tokens, division)
+    step = PagedStep(memory, tokens, kinds, uploads, parts)
     with step.running():
         yield step
-    if states is not None:
-        states.commit()
+    if parts is not None:
+        parts.commit()
     memory.forms |= dict.fromkeys(tokens.tiles)
     for batch, new in batches if drafted is None else batches[len(bands) :]:
         batch.advance(new)
@@ -252,12 +276,16 @@ def _step_rows(
     bands: Sequence[tuple[PagedBatch, Sequence[int]]],
     prompts: Sequence[tuple[PagedBatch, Sequence[int]]],
     padding: int,
+    sizes: StepSizes,
 ) -> list[StepRows]:
     """The rows of a step, in the order of their tokens.
 
     If they are of one band, unused tokens behind them are further rows of the same call.
     """
-    rows = [StepRows(batch.row_states, counts) for batch, counts in bands]
+    rows = [StepRows(batch.row_states, counts, sizes.column_limit) for batch, counts in bands]
     if len(rows) == 1 and not prompts:
-        return [StepRows(rows[0].states, [*rows[0].counts, *[1] * padding])]
-    return rows + [StepRows(batch.row_states, counts, prompt=True) for batch, counts in prompts]
+        return [rows[0]._replace(counts=[*rows[0].counts, *[1] * padding])]
+    for batch, counts in prompts:
+        columns = max(map(add, batch.offsets, counts))
+        rows.append(StepRows(batch.row_states, counts, columns, prompt=True))
+    return rows

@@ -26,6 +26,7 @@ class PagedMemory:
         kernels: read and write the pages.
         view: turns the list of layers into the nesting that the model expects.
         quantization: how pages keep keys and values; None: in the model's type.
+        grouped_masks: see ``BatchCache``.
 
     Attributes:
         kinds: each layer's kind.
@@ -43,7 +44,9 @@ class PagedMemory:
         kernels: PageKernels,
         view: Callable[[Sequence[Any]], Sequence[Any]] = list,
         quantization: Quantization | None = None,
+        grouped_masks: bool = False,
     ) -> None:
+        self.grouped_masks = grouped_masks
         self.kinds = tuple(kinds)
         attention = [kind for kind in kinds if not kind.recurrent]
         self.pools = {

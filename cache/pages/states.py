@@ -156,7 +156,10 @@ class RowStates:
         for length in sorted(set(kept) - {0}):
             chosen = [row for row, keep in enumerate(kept) if keep == length]
             before = self.forms.gathered([verified.before[row] for row in chosen], len(chosen))
-            layers = [StateLayer.of(own, len(chosen)) for own in before]
+            layers = [
+                StateLayer.of(own, size, len(chosen))
+                for own, size in zip(before, self.forms.slots, strict=True)
+            ]
             for again, layer in zip(verified.again, layers, strict=True):
                 again(layer, chosen, length)
             after = [layer.checkpoint() for layer in layers]

@@ -26,8 +26,15 @@ def attend(
 
 
 def _attended(part: Part, scale: float, sinks: mx.array | None) -> mx.array | None:
-    causal = part.queries.shape[2] > 1 and isinstance(part.mask, str) and sinks is None
-    return chunk_attention(part.queries, part.keys, part.values, scale) if causal else None
+    arrays = part.queries, part.keys, part.values
+    rows, _, new, _ = part.queries.shape
+    if new == 1 or sinks is not None:
+        return None
+    if isinstance(part.mask, str):
+        return chunk_attention(*arrays, scale)
+    if part.mask is None or part.mask.ndim > 4 or rows * new * part.keys.shape[2] > FEW_SCORES:
+        return None
+    return _products(*arrays, scale, part.mask)
 
 
 def chunk_attention(queries: mx.array, keys: mx.array, values: mx.array, scale: float) -> mx.array:
@@ -48,7 +55,8 @@ def chunk_attention(queries: mx.array, keys: mx.array, values: mx.array, scale: 
     """
     new, total = queries.shape[2], keys.shape[2]
     if (total - new) % CHUNK_MULTIPLE and new * total <= FEW_SCORES:
-        return _products(queries, keys, values, scale)
+        visible = mx.arange(total - new, total)[:, None] >= mx.arange(total)
+        return _products(queries, keys, values, scale, visible)
     arrays = [queries, keys, values]
     if missing := -new % CHUNK_MULTIPLE:
         arrays = [mx.pad(array, [(0, 0), (0, 0), (0, missing), (0, 0)]) for array in arrays]
@@ -58,12 +66,20 @@ def chunk_attention(queries: mx.array, keys: mx.array, values: mx.array, scale: 
     return mixed[:, :, :new]
 
 
-def _products(queries: mx.array, keys: mx.array, values: mx.array, scale: float) -> mx.array:
+def _products(
+    queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: mx.array
+) -> mx.array:
+    """Attention by plain products; ``mask`` broadcasts to ``[rows, heads, new, columns]``.
+
+    It has booleans, or is added to the scores.
+    """
     rows, heads, new, dim = queries.shape
     key_heads, total = keys.shape[1], keys.shape[2]
     grouped = (queries * scale).reshape(rows, key_heads, -1, dim)
-    scores = (grouped @ keys.swapaxes(-1, -2)).reshape(rows, key_heads, -1, new, total)
-    visible = mx.arange(total - new, total)[:, None] >= mx.arange(total)
-    scores = mx.where(visible, scores, mx.array(mx.finfo(scores.dtype).min, scores.dtype))
+    scores = (grouped @ keys.swapaxes(-1, -2)).reshape(rows, heads, new, total)
+    if mask.dtype == mx.bool_:
+        scores = mx.where(mask, scores, mx.array(mx.finfo(scores.dtype).min, scores.dtype))
+    else:
+        scores = scores + mask
     weights = mx.softmax(scores, axis=-1, precise=True).reshape(rows, key_heads, -1, total)
     return (weights @ values).reshape(rows, heads, new, -1)

@@ -15,6 +15,7 @@ import mlx.core as mx
 from chairlift.cache.layer import LayerCache
 from chairlift.cache.packed.split import PackedMask
 from chairlift.cache.packed.step import PackedLayer, Part
+from chairlift.cache.pages.dense import DenseCache
 from chairlift.cache.pages.layer import PagedMask
 
 _NAME = "scaled_dot_product_attention"
@@ -104,7 +105,7 @@ def _with_caches(
         if isinstance(mask, PackedMask):
             assert isinstance(cache, PackedLayer)
             return cache.attend(queries, mask, lambda parts: compute(parts, scale, sinks))
-        if isinstance(cache, LayerCache):
+        if isinstance(cache, LayerCache | DenseCache):
             return compute([Part(cache, queries, keys, values, mask)], scale, sinks)[0]
         return original(queries, keys, values, cache, scale, mask, sinks)
 

@@ -18,7 +18,7 @@ import mlx.core as mx
 from chairlift.cache.pages.kernels import KeysValues
 from chairlift.cache.pages.layer import PagedStep
 from chairlift.cache.pages.step import KindStep, TokenArrays
-from chairlift.cache.pages.step_states import written
+from chairlift.cache.pages.step_parts import written
 from chairlift.engine.model.lora_routing import Routing
 from chairlift.engine.model.trials.trial import Trial, within_rms
 
@@ -113,7 +113,7 @@ class CompiledSteps:
         """Whether a step can be compiled: what is made at first use is there."""
         memory = step.memory
         allocated = all(layer.buffers is not None for layer in memory.layers)
-        recurs = step.states is None or step.states.recur
+        recurs = step.parts is None or step.parts.recur
         return allocated and recurs and self._forms is not None
 
     def _is_steady(self, step: PagedStep, positions: Positions) -> bool:
@@ -133,10 +133,10 @@ class CompiledSteps:
         tiler = step.memory.kernels.tile_table
         tiles = [step.tokens.tiles_of(form, tiler).array for form in forms]
         call = None if self._routing is None else self._routing.call
-        states = step.states.arrays() if step.states else []
+        states = step.parts.arrays() if step.parts else []
         self._step = step
         try:
-            result: tuple[mx.array, list[list[mx.array]]] = self._call(
+            logits, after, writes = self._call(
                 _shape(step, positions),
                 tokens,
                 [] if positions is None else [positions],
@@ -149,9 +149,11 @@ class CompiledSteps:
             )
         finally:
             self._step = None
-        if step.states:
-            step.states.take(result[1])
-        return result[0]
+        if step.parts:
+            step.parts.take(after)
+        step.writes.extend(writes)
+        result: mx.array = logits
+        return result
 
     def _traced(
         self,
@@ -164,7 +166,7 @@ class CompiledSteps:
         buffers: Sequence[Sequence[mx.array]],
         slots: Sequence[mx.array],
         states: Sequence[Sequence[mx.array]],
-    ) -> tuple[mx.array, list[list[mx.array]]]:
+    ) -> tuple[mx.array, list[list[mx.array]], list[mx.array]]:
         """The function that is compiled. Every array that changes between steps is an argument.
 
         Args:
@@ -177,24 +179,26 @@ class CompiledSteps:
             buffers: keys and values of each layer.
             slots: the slots of the tokens' adapters, see ``Routing.traced``; empty without
                 adapters.
-            states: those of recurrent layers, see ``StepStates.arrays``.
+            states: those of recurrent layers, see ``StepParts.arrays``.
 
         Returns:
-            Logits, and the states after the step.
+            Logits, the states after the step, and ``PagedStep.writes``.
         """
         assert self._step is not None
         step = self._step
         own_tiles = dict(zip(self._forms or (), tiles, strict=True))
         own = step.tokens.with_arrays(TokenArrays(*arrays), own_tiles)
         kinds = dict(zip(step.kinds, (KindStep(own, table) for table in tables), strict=True))
-        traced = PagedStep(step.memory, own, kinds, traced=True)
+        traced = PagedStep(step.memory, own, kinds, parts=step.parts, traced=True)
         adapters = nullcontext() if self._routing is None else self._routing.traced(*slots)
         with adapters, traced.running():
-            recurrent = step.states.traced(states) if step.states else []
+            recurrent = step.parts.traced(states) if step.parts else []
             layers = traced.layers([KeysValues(*pair) for pair in buffers], recurrent)
             logits = self._model(tokens, layers, positions[0] if positions else None)
+            writes = list(traced.writes)
+            traced.writes.clear()
         step.memory.effects = []
-        return logits, written(recurrent)
+        return logits, written(recurrent), writes
 
     def _is_right(
         self, logits: mx.array, step: PagedStep, tokens: mx.array, positions: Positions

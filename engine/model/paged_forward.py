@@ -6,7 +6,7 @@ those with tokens of images, and those of long prompts with adapters, are not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -19,6 +19,7 @@ from chairlift.cache.pages.batch import PagedBatch
 from chairlift.cache.pages.layer import PagedStep, paged_step
 from chairlift.cache.pages.memory import PagedMemory
 from chairlift.cache.pages.page import column_bounds, doubled, step_size
+from chairlift.cache.pages.step_parts import Division
 from chairlift.engine.model.compiled import CompiledSteps
 from chairlift.engine.model.drafted import DraftedBand, row_runs
 from chairlift.engine.model.forward import (
@@ -54,12 +55,21 @@ RowTokens = mx.array | list[int]
 class PagedForward(Forward):
     """Calls a model over pages; see ``Forward``. Steps are padded to recurring sizes.
 
+    Args:
+        splits: see ``Forward``; attention then computes with copies of what is in the pages.
+
     Attributes:
-        pads: see ``StepStates``.
+        pads: see ``Division``.
     """
 
-    def __init__(self, model: Any, head: Head | None) -> None:
-        super().__init__(model, head, packs=True)
+    def __init__(
+        self,
+        model: Any,
+        head: Head | None,
+        max_pairs: int | None = None,
+        splits: bool = False,
+    ) -> None:
+        super().__init__(model, head, packs=True, max_pairs=max_pairs, splits=splits)
         self.pads = False
         # Steps whose tokens are computed one by one, and steps with chunks: prompts, or rows with
         # drafts. Each of them without adapters, and with.
@@ -80,12 +90,59 @@ class PagedForward(Forward):
         rows = cast("list[PagedBatch]", [band for band in bands if len(band)])
         if not rows and not chunks:
             return Outcome(None, {}, {})
+        if self.splits and (parts := self._parts_of(chunks)):
+            return self._by_part(bands, tokens, chunks, parts, adapters, drafted)
         runs = row_runs(tokens.shape[0], adapters, drafted)
         counts = [band.counts for band in drafted] if drafted else None
         few = _are_few(rows, counts, chunks) and not _have_images(chunks)
         compute = self._one_by_one if few else self._with_chunks
         known = [token for band in drafted for row in band.rows for token in row]
         return compute(rows, known or tokens, chunks, runs, counts)
+
+    def _parts_of(self, chunks: Seq[Chunk]) -> dict[int, list[Chunk]]:
+        """The parts of chunks that have too many pairs for one call, by chunk number."""
+        parts = {}
+        for number, chunk in enumerate(chunks):
+            size, count = self._call_tokens(chunk), len(chunk.tokens)
+            if size < count:
+                starts = range(0, count, size)
+                parts[number] = [_part_of(chunk, start, start + size) for start in starts]
+        return parts
+
+    def _by_part(
+        self,
+        bands: Seq[Cache],
+        tokens: mx.array,
+        chunks: Seq[Chunk],
+        parts: Mapping[int, Seq[Chunk]],
+        adapters: Seq[Slot],
+        drafted: Seq[DraftedBand],
+    ) -> Outcome:
+        """A step in which the first ``parts`` of some chunks have calls of their own."""
+        results: dict[int, list[Outcome]] = {}
+        for number, own in parts.items():
+            results[number] = []
+            for part in own[:-1]:
+                outcome = self([], tokens[:0], [part])
+                # The scores of this call are freed before those of the next are allocated.
+                mx.eval(part.cache.state, *outcome.scored.values(), *outcome.hidden.values())
+                results[number].append(outcome)
+        last = [parts[n][-1] if n in parts else chunk for n, chunk in enumerate(chunks)]
+        logits, scored, hidden = self(bands, tokens, last, adapters, drafted)
+        for number, outcomes in results.items():
+            for whole, before in (
+                (scored, [outcome.scored for outcome in outcomes]),
+                (hidden, [outcome.hidden for outcome in outcomes]),
+            ):
+                arrays = [array for each in before for array in each.values()]
+                if arrays:
+                    own_last = [whole[number]] if number in whole else []
+                    whole[number] = mx.concatenate([*arrays, *own_last])
+        return Outcome(logits, scored, hidden)
+
+    @property
+    def _division(self) -> Division:
+        return Division(self.routing.within, self.splits, self.pads)
 
     def commit(self, drafted: DraftedBand, kept: Seq[int]) -> None:
         cast(PagedBatch, drafted.cache).advance(kept)
@@ -102,14 +159,15 @@ class PagedForward(Forward):
             tokens: the most tokens of a step.
         """
         batch = PagedBatch(memory)
-        if memory.forms_of_states:
+        by_part = self.splits or bool(memory.forms_of_states)
+        if by_part:
             self._make_states(batch)
         for rows in dict.fromkeys(map(step_size, range(max_rows + FEW_TOKENS, 0, -1))):
             for columns in column_bounds(COMPILED_TOKENS):
-                with paged_step([batch], [], rows, columns) as step:
+                with paged_step([batch], [], rows, columns, division=self._division) as step:
                     self._steps.compile(step, mx.arange(rows)[:, None] % TRIAL_TOKENS, None)
-        if memory.forms_of_states:
-            return  # the calls of recurrent layers in steps with chunks have no recurring form
+        if by_part:
+            return  # the calls of layers in steps with chunks have no recurring form
         most = min(tokens, max_rows * (1 + draft_tokens))
         for size in dict.fromkeys(map(step_size, range(tokens, 0, -1))):
             for limit in dict.fromkeys(_row_limit(rows, size) for rows in range(most, 0, -1)):
@@ -117,7 +175,7 @@ class PagedForward(Forward):
 
     def _make_states(self, batch: PagedBatch) -> None:
         """Computes a step of unused tokens, after which the forms of states are known."""
-        with paged_step([batch], [], 1) as step:
+        with paged_step([batch], [], 1, division=self._division) as step:
             mx.eval(self._logits(mx.zeros((1, 1), mx.int32), step.layers(), None))
 
     def _compile_chunks(self, memory: PagedMemory, tokens: int, row_limit: int) -> None:
@@ -155,9 +213,8 @@ class PagedForward(Forward):
             paged_step,
             *(batches, [], padding, 0, own),
             alone=True,
-            within=self.routing.within,
             prompts=len(prompts),
-            pads=self.pads,
+            division=self._division,
         )
         with (
             _fed_step(step_with, tokens, more) as (step, fed, positions),
@@ -208,8 +265,7 @@ class PagedForward(Forward):
         step_with = partial(
             paged_step,
             *(rows, new, 0, COMPILED_TOKENS, counts, tail, row_limit),
-            within=self.routing.within,
-            pads=self.pads,
+            division=self._division,
         )
         with (
             _fed_step(step_with, tokens, more) as (step, fed, positions),
@@ -231,6 +287,16 @@ class PagedForward(Forward):
             return self._logits_at(tokens, layers, positions)[0]
         logits: mx.array = self._model(tokens, cache=layers)
         return logits[:, -1]
+
+
+def _part_of(chunk: Chunk, start: int, stop: int) -> Chunk:
+    """The tokens ``[start, stop)`` of a chunk; only the last part ends the prompt."""
+    tokens = chunk.tokens[start:stop]
+    return chunk._replace(
+        tokens=tokens,
+        choices=chunk.choices if stop >= len(chunk.tokens) else 0,
+        scored=max(0, min(len(tokens), chunk.scored - start)),
+    )
 
 
 @contextmanager
@@ -267,7 +333,7 @@ def _outcome(logits: mx.array, packed: PackedTokens, step: PagedStep) -> Outcome
     """The outcome of a step; if none of its logits are sampled, they are evaluated all the same."""
     if packed.sampled:
         return Outcome(logits, {}, {})
-    step.memory.effects = [logits]
+    step.memory.effects.append(logits)
     return Outcome(None, {}, {})
 
 

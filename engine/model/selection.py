@@ -92,8 +92,10 @@ def select_forward(
 
     def choices() -> Iterator[SelectedForward]:
         if make_pages is not None:
-            for head_or_none in (head, None):
-                yield SelectedForward(PagedForward(model, head_or_none), make_cache, make_pages)
+            for splits in (False, True) if may_split else (False,):
+                for head_or_none in (head, None):
+                    forward = PagedForward(model, head_or_none, max_pairs, splits)
+                    yield SelectedForward(forward, make_cache, make_pages)
         for packs, splits in ((True, False), (True, True), (False, False)):
             for head_or_none in (head, None) if not splits or may_split else ():
                 more = multiple, max_pairs, chained, splits

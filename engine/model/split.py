@@ -100,6 +100,8 @@ class _Call(NamedTuple):
     ) -> _Call:
         """The call with other tokens: ``array`` takes them from each array of the call's form.
 
+        An array with a number for each row gets those of the rows' first tokens.
+
         Args:
             number: which of the masks of a packed step applies.
         """
@@ -109,6 +111,8 @@ class _Call(NamedTuple):
                 return value.masks[number]
             if isinstance(value, mx.array) and value.shape[:2] == self.shape:
                 return array(value)
+            if isinstance(value, mx.array) and value.shape == self.shape[:1]:
+                return array(mx.broadcast_to(value[:, None], self.shape))[:, 0]
             return value
 
         return _Call(self.layer, {name: own(x) for name, x in self.given.items()}, shape)

@@ -63,7 +63,8 @@ class CudaPages:
         return tile_table(chunks, sizes, form)
 
     def put(self, buffers: KeysValues, new: KeysValues, slots: mx.array) -> mx.array:
-        check_alike(*new)
+        if new.keys.dtype != new.values.dtype:
+            raise ValueError(f"no kernel for keys {new.keys.dtype} and values {new.values.dtype}")
         return paged_put.put(buffers, new, slots)
 
     def copy(self, buffers: KeysValues, pairs: mx.array) -> mx.array:
@@ -72,12 +73,7 @@ class CudaPages:
 
 def check(keys: mx.array, values: mx.array) -> None:
     """Raises ValueError if there is no kernel for the shape or type of keys and values."""
-    check_alike(keys, values)
-    if keys.dtype not in DTYPES or keys.shape[3] not in HEAD_DIMS:
-        raise ValueError(f"no kernel for heads of {keys.shape[3]} numbers, {keys.dtype}")
-
-
-def check_alike(keys: mx.array, values: mx.array) -> None:
-    """Raises ValueError if keys and values have another shape or type."""
     if keys.shape != values.shape or keys.dtype != values.dtype:
         raise ValueError(f"no kernel for keys {keys.shape} and values {values.shape}")
+    if keys.dtype not in DTYPES or keys.shape[3] not in HEAD_DIMS:
+        raise ValueError(f"no kernel for heads of {keys.shape[3]} numbers, {keys.dtype}")

@@ -17,19 +17,21 @@ def put(pool: KeysValues, new: KeysValues, slots: mx.array) -> mx.array:
     """Writes a sequence's tokens into a pool.
 
     Args:
-        pool: ``[pages, key heads, PAGE_TOKENS, dim]``, contiguous; it is written in place.
-        new: ``[1, key heads, tokens, dim]``.
+        pool: ``[pages, heads, PAGE_TOKENS, dim]``, contiguous; it is written in place. Keys and
+            values may have different heads and dims.
+        new: ``[1, heads, tokens, dim]``.
         slots: ``[tokens]`` int32, contiguous: page * PAGE_TOKENS + place in the page.
 
     Returns:
         ``[1]``, which is ready once the tokens are written.
     """
-    _, heads, tokens, dim = new.keys.shape
+    tokens = new.keys.shape[2]
+    heads, width = (max(array.shape[axis] for array in new) for axis in (1, 3))
     done: mx.array
     (done,) = _kernel()(
         inputs=[*new, *pool, slots],
         template=[("T", pool.keys.dtype)],
-        grid=(-(-tokens * dim // _THREADS) * _THREADS, heads, 1),
+        grid=(-(-tokens * width // _THREADS) * _THREADS, heads, 1),
         threadgroup=(_THREADS, 1, 1),
         output_shapes=[(1,)],
         output_dtypes=[mx.int32],

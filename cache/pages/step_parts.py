@@ -1,4 +1,4 @@
-"""The recurrent layers in one step over pages."""
+"""The layers of one step over pages that are called part by part."""
 
 from __future__ import annotations
 
@@ -9,7 +9,16 @@ from typing import NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from chairlift.cache.packed.split import Again, Joint, Places, SplitLayer, SplitPart, Within, places
+from chairlift.cache.packed.split import (
+    Again,
+    Joint,
+    Places,
+    SplitLayer,
+    SplitPart,
+    Within,
+    anywhere,
+    places,
+)
 from chairlift.cache.pages.page import doubled, step_size
 from chairlift.cache.pages.states import RowStates, States
 from chairlift.cache.state import StateLayer
@@ -24,20 +33,37 @@ class StepRows(NamedTuple):
     Attributes:
         states: their states.
         counts: the step's tokens of each row; those behind the rows are unused.
+        columns: an upper bound of their tokens after the step.
         prompt: the batch is a prompt; False: its rows may take tokens back.
     """
 
     states: RowStates
     counts: Sequence[int]
+    columns: int
     prompt: bool = False
 
 
-class _Group(NamedTuple):
-    """Rows of a step that share a call of each recurrent layer.
+class Division(NamedTuple):
+    """Which layers are called part by part in steps over pages, and how.
+
+    Attributes:
+        within: see ``SplitLayer``.
+        dense: all layers with a cache; False: only recurrent ones. See ``dense``.
+        pads: recurrent layers regard the lengths of rows with padding.
+    """
+
+    within: Callable[[], Within] = lambda: anywhere
+    dense: bool = False
+    pads: bool = False
+
+
+class Group(NamedTuple):
+    """Rows of a step that share a call of each layer.
 
     Attributes:
         members: the rows of several prompts, or of one other batch.
         places: their tokens.
+        columns: an upper bound of their tokens after the step.
         mask: ``[rows, length]``, which tokens of the call are no padding; None: all, or the layers
             do not regard it.
         lengths: ``[rows]``, how many; None as ``mask``.
@@ -46,50 +72,49 @@ class _Group(NamedTuple):
 
     members: Sequence[StepRows]
     places: Places
+    columns: int
     mask: mx.array | None
     lengths: mx.array | None
     before: States
 
+    @property
+    def sizes(self) -> Sequence[int]:
+        """The number of arrays of a state, for each recurrent layer."""
+        return self.members[0].states.forms.slots
 
-class StepStates:
-    """The states before a step, and the calls that compute those after it.
+
+class StepParts:
+    """The parts of a step, the states before it, and the calls that compute those after it.
 
     Args:
         rows: in the order of the step's tokens.
         tokens: all tokens of the step.
-        pads: the layers regard the lengths of rows with padding.
-        within: see ``SplitLayer``.
+        division: how the step is divided.
     """
 
-    def __init__(
-        self,
-        rows: Sequence[StepRows],
-        tokens: int,
-        pads: bool,
-        within: Callable[[], Within],
-    ) -> None:
+    def __init__(self, rows: Sequence[StepRows], tokens: int, division: Division) -> None:
         self._rows = [each for each in rows if each.counts]
         self._tokens = tokens
-        self._pads = pads
-        self._within = within
+        self.division = division
         # Of each group, the layers' caches after the last model call; and how to repeat calls.
         self._called: list[list[StateLayer]] = []
         self._again: list[list[Again]] = []
 
     @cached_property
-    def _groups(self) -> list[_Group]:
+    def groups(self) -> list[Group]:
+        """The calls of each layer."""
         groups: dict[int, list[StepRows]] = {}
         starts: dict[int, list[int]] = {}
         start = 0
         for number, each in enumerate(self._rows):
-            shared = self._pads and each.prompt
+            shared = self.division.pads and each.prompt
             key = doubled(SHARED_TOKENS, max(each.counts)) if shared else -number
             groups.setdefault(key, []).append(each)
             starts.setdefault(key, []).append(start)
             start += sum(each.counts)
         return [self._group(members, starts[key]) for key, members in groups.items()]
 
-    def _group(self, members: Sequence[StepRows], starts: Sequence[int]) -> _Group:
+    def _group(self, members: Sequence[StepRows], starts: Sequence[int]) -> Group:
         counts = [count for each in members for count in each.counts]
         begins = [
             start + before
@@ -100,14 +125,15 @@ class StepStates:
         rows = [row for each in members for row in each.states.rows]
         before = members[0].states.forms.gathered(rows, where.rows)
         mask = lengths = None
-        if self._pads and where.columns is not None and where.length > 1:
+        if self.division.pads and where.columns is not None and where.length > 1:
             lengths = mx.array([*counts, *[0] * (where.rows - len(counts))], mx.int32)
             mask = mx.arange(where.length) < lengths[:, None]
-        return _Group(members, where, mask, lengths, before)
+        return Group(members, where, max(e.columns for e in members), mask, lengths, before)
 
     @cached_property
-    def _joint(self) -> Joint:
-        return Joint([group.places for group in self._groups], self._tokens)
+    def joint(self) -> Joint:
+        """Joins the results of all groups."""
+        return Joint([group.places for group in self.groups], self._tokens)
 
     @property
     def recur(self) -> bool:
@@ -119,21 +145,26 @@ class StepStates:
         """The caches of the recurrent layers, for a model's call."""
         self._called, self._again = [], []
         parts: list[list[SplitPart]] = []
-        for group in self._groups:
-            caches = [StateLayer.of(own, group.places.rows, group.lengths) for own in group.before]
+        for group in self.groups:
+            caches = [
+                StateLayer.of(own, size, group.places.rows, group.lengths)
+                for own, size in zip(group.before, group.sizes, strict=True)
+            ]
             again: list[Again] = []
             self._called.append(caches)
             self._again.append(again)
             parts.append([SplitPart(group.places, own, group.mask, again.append) for own in caches])
-        return [SplitLayer(own, self._joint, self._within) for own in zip(*parts, strict=True)]
+        return [
+            SplitLayer(own, self.joint, self.division.within) for own in zip(*parts, strict=True)
+        ]
 
     def commit(self) -> None:
         """Gives all rows the states after the step."""
-        for group, caches, again in zip(self._groups, self._called, self._again, strict=True):
+        for group, caches, again in zip(self.groups, self._called, self._again, strict=True):
             after = [layer.checkpoint() for layer in caches]
             group.members[0].states.forms.learn(after)
             first = 0
-            for states, counts, prompt in group.members:
+            for states, counts, _, prompt in group.members:
                 before = list(states.rows)
                 states.write(after, first)
                 first += len(counts)
@@ -143,17 +174,17 @@ class StepStates:
 
     def arrays(self) -> list[list[mx.array]]:
         """The states of each layer before a step that recurs, by slot."""
-        (group,) = self._groups
+        (group,) = self.groups
         return [[slots[name] for name in sorted(slots)] for slots in group.before]
 
     def traced(self, arrays: Sequence[Sequence[mx.array]]) -> list[SplitLayer]:
         """As ``layers``, with other arrays in place of ``arrays``."""
-        (group,) = self._groups
+        (group,) = self.groups
         caches = []
-        for slots, own in zip(group.before, arrays, strict=True):
+        for slots, size, own in zip(group.before, group.sizes, arrays, strict=True):
             named = dict(zip(sorted(slots), own, strict=True))
-            caches.append(StateLayer.of(named, group.places.rows))
-        return [SplitLayer([SplitPart(group.places, own)], self._joint) for own in caches]
+            caches.append(StateLayer.of(named, size, group.places.rows))
+        return [SplitLayer([SplitPart(group.places, own)], self.joint) for own in caches]
 
     def take(self, arrays: Sequence[Sequence[mx.array]]) -> None:
         """Takes the states after a step that recurs, in the form of ``arrays``."""
@@ -162,6 +193,6 @@ class StepStates:
 
 
 def written(layers: Sequence[SplitLayer]) -> list[list[mx.array]]:
-    """The states after a model's call with the layers of ``StepStates.traced``."""
+    """The states after a model's call with the layers of ``StepParts.traced``."""
     parts = [layer.parts[0].cache.checkpoint() for layer in layers]
     return [[slots[name] for name in sorted(slots)] for slots in parts]
