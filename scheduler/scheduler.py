@@ -74,7 +74,8 @@ class Scheduler:
         self._by_request: dict[str, dict[Sequence, None]] = {}
         self._numbers = count()
         self._chunk_sizes = Chunks(limits)
-        self._drafts = DraftChooser(not limits.geometry.pads)
+        # Over pages, recurrent states are computed again from the tokens that rows keep.
+        self._drafts = DraftChooser(not limits.geometry.pads and not limits.paged)
 
     def __iter__(self) -> Iterator[Sequence]:
         yield from self.running

@@ -26,7 +26,10 @@ ALIASES = {
     "MambaCache": ARRAYS,
     "StandardQuantizedKvCache": "QuantizedKVCache",
 }
-_MLX = {"BF16": mx.bfloat16, "F16": mx.float16, "F32": mx.float32, "U32": mx.uint32}
+_MLX = {
+    **{"BF16": mx.bfloat16, "F16": mx.float16, "F32": mx.float32},
+    **{"U32": mx.uint32, "I32": mx.int32, "I64": mx.int64},
+}
 
 
 class SavedLayer(NamedTuple):

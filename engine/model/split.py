@@ -78,7 +78,10 @@ def _divided(base: Any) -> type:
 def _split_of(cache: Any) -> SplitLayer | PackedLayer | None:
     """The cache, or the one in a list of caches, that demands a call for each part."""
     if isinstance(cache, CacheList):
-        return next((found for each in cache.caches if (found := _split_of(each))), None)
+        found = [split for each in cache.caches if (split := _split_of(each))]
+        if len({type(split) for split in found}) > 1:
+            raise TypeError("the call of a layer with pages and a state cannot be repeated")
+        return found[0] if found else None
     splits = isinstance(cache, SplitLayer | PackedLayer) and cache.splits
     return cache if splits else None
 

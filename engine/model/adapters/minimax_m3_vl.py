@@ -29,6 +29,7 @@ class RowAttention(minimax_m3_vl.Attention):  # type: ignore[misc]
         """
         if not has_rows(cache):
             return super()._block_mask(x, mask, offset, cache)
+        ring: Ring = cache.ring  # of columns: pages have no blocks of this size
         rows, length, _ = x.shape
         new = self.index_k_norm(self.index_k_proj(x)[:, None])
         new = self.index_rope(new, offset=offset)
@@ -40,7 +41,7 @@ class RowAttention(minimax_m3_vl.Attention):  # type: ignore[misc]
         queries = self.index_rope(self.index_q_norm(queries).swapaxes(1, 2), offset=offset)
         scores = queries.astype(mx.float32) @ keys.astype(mx.float32).swapaxes(-1, -2)
         seen = mask if isinstance(mask, mx.array) else cache.make_mask(length, return_array=True)
-        kept = self._kept(mx.where(seen, scores, -mx.inf), blocks, offset, cache.ring) & seen
+        kept = self._kept(mx.where(seen, scores, -mx.inf), blocks, offset, ring) & seen
         kept = mx.repeat(kept, self.num_attention_heads // self.index_n_heads, axis=1)
         # Not booleans, because engine.cpu does not support booleans that differ by head. It leaves
         # summands to mlx-lm.

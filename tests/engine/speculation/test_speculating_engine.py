@@ -122,7 +122,9 @@ def test_tokens_are_those_without_drafts(case: str, wrong: float) -> None:
     assert len(verified) > 20
     accepted = sum(sum(stats.accepted_tokens) for stats in bench.stats)
     proposed = sum(stats.draft_tokens for stats in bench.stats)
-    if wrong == 0.0 and kind != "lfm2":  # whose shorter drafts are filled with wrong tokens
+    # Over columns, shorter drafts of models with states are filled with wrong tokens.
+    filled = kind == "lfm2" and "kernels" not in settings
+    if wrong == 0.0 and not filled:
         assert accepted == proposed > 100
     elif wrong == 1.0:
         assert accepted < 0.1 * proposed
