@@ -53,25 +53,29 @@ class Places:
 
     @cached_property
     def span(self) -> slice | None:
-        """The range of these numbers, if they are one and the call has no padding."""
-        first, count = int(self.tokens[0]), len(self.tokens)
-        if self.columns is not None or (np.diff(self.tokens) != 1).any():
-            return None
-        return slice(first, first + count)
+        """The range of ``tokens``, if they are one."""
+        return _range(self.tokens)
+
+    @cached_property
+    def own(self) -> slice | None:
+        """The range of ``columns``, if they are one."""
+        return slice(0, len(self.tokens)) if self.columns is None else _range(self.columns)
 
     def picked(self, array: mx.array) -> mx.array:
         """The call's tokens, ``[rows * length, ...]``, of the step's ``[tokens, ...]``."""
         if self.span is None:
             return array[self._device_tokens]
-        return array if self.is_all(array.shape[0]) else array[self.span]
+        return array if self.span == slice(0, array.shape[0]) else array[self.span]
 
     def is_all(self, tokens: int) -> bool:
-        """Whether the call has all ``tokens`` of a step, in their order."""
-        return self.span == slice(0, tokens)
+        """Whether the call has all ``tokens`` of a step, in their order, and no others."""
+        return self.columns is None and self.span == slice(0, tokens)
 
     def unpadded(self, array: mx.array) -> mx.array:
         """The part's tokens, ``[tokens, ...]``, of the call's ``[rows * length, ...]``."""
-        return array if self.columns is None else array[self._device_columns]
+        if self.columns is None:
+            return array
+        return array[self._device_columns if self.own is None else self.own]
 
     def taken(self, array: mx.array) -> mx.array:
         """The call's tokens, ``[rows, length, ...]``, of the step's ``[tokens, 1, ...]``."""
@@ -91,24 +95,37 @@ class Places:
         return mx.array(self.columns)
 
 
-def places(begins: Sequence[int], counts: Sequence[int], rows: int | None = None) -> Places:
+def _range(numbers: Numbers) -> slice | None:
+    first = int(numbers[0])
+    ascending = (np.diff(numbers) == 1).all()
+    return slice(first, first + len(numbers)) if ascending else None
+
+
+def places(
+    begins: Sequence[int], counts: Sequence[int], rows: int | None = None, tokens: int = 0
+) -> Places:
     """The places of rows that have so many consecutive tokens of a step.
 
     Args:
         begins: the number of each row's first token.
         counts: the tokens of each row; 0 is allowed, but not for all.
         rows: the rows of the call, if it has further ones, with padding only.
+        tokens: all tokens of the step, which may serve as padding.
     """
     rows = len(counts) if rows is None else rows
     own = np.zeros((2, rows), np.intp)
     own[:, : len(counts)] = begins, counts
+    stop = begins[-1] + counts[-1]
+    if stop + rows - len(counts) <= tokens:
+        # The tokens behind those of the rows: a range takes no copy.
+        own[0, len(counts) :] = np.arange(stop, stop + rows - len(counts)) + 1
     first, count = own[:, :, None]
     column = np.arange(max(counts))
     # A row without tokens repeats the one before its own place.
-    tokens = np.maximum(first + np.minimum(column, count - 1), 0)
+    numbers = np.maximum(first + np.minimum(column, count - 1), 0)
     taken = column < count
     columns = None if taken.all() else np.flatnonzero(taken)
-    return Places(rows, len(column), tokens.reshape(-1), columns)
+    return Places(rows, len(column), numbers.reshape(-1), columns)
 
 
 class Joint:

@@ -275,7 +275,8 @@ def _attended_on_host(
     queries: Floats, keys: Floats, values: Floats, part: _Part, mask: Mask, attend: HostAttend
 ) -> Floats:
     layer, where = part.layer, part.places
-    own = where.numbers if where.span is None else where.span
+    whole = where.columns is None and where.span is not None
+    own = where.span if whole else where.numbers
     seen = layer.write_on_host(keys[own], values[own], part.counts)
     if seen is None:
         new = (mx.array(_unpacked_on_host(tokens, where)) for tokens in (keys, values))

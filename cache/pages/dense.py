@@ -52,8 +52,7 @@ class DenseRows:
             columns: an upper bound of the rows' tokens, the new ones included.
         """
         arrays, table = kind.tokens.arrays, kind.pages
-        by_row = places.tokens.reshape(places.rows, places.length)
-        firsts = mx.array(by_row[:, 0])
+        firsts, lasts, numbers = _rows_of(places)
         begins = arrays.begins[firsts]
         count = page_count(columns)
         first = mx.zeros_like(begins)
@@ -62,7 +61,6 @@ class DenseRows:
             count = min(count, page_count(window + places.length) + 1)
         number = first[:, None] + mx.arange(count)
         entries = mx.minimum(table[arrays.owners[firsts]][:, None] + number, table.size - 1)
-        numbers = mx.array(places.numbers)
         positions = arrays.offset[numbers]
         own = table[table[arrays.owners[numbers]] + positions // PAGE_TOKENS]
         column = number[:, :, None] * PAGE_TOKENS + mx.arange(PAGE_TOKENS)
@@ -71,7 +69,7 @@ class DenseRows:
             begins,
             table[entries],
             column.reshape(places.rows, 1, -1),
-            arrays.stops[mx.array(by_row[:, -1])][:, None, None],
+            arrays.stops[lasts][:, None, None],
             own * PAGE_TOKENS + positions % PAGE_TOKENS,
         )
 
@@ -97,9 +95,15 @@ class DenseCache:
     values: mx.array
 
     def __init__(
-        self, step: PagedStep, rows: DenseRows, layer: LayerPages, buffers: KeysValues | None
+        self,
+        step: PagedStep,
+        rows: DenseRows,
+        layer: LayerPages,
+        buffers: KeysValues | None,
+        is_first: bool,
     ) -> None:
         self._step = step
+        self._is_first = is_first
         self._rows = rows
         self._layer = layer
         self._buffers = buffers
@@ -127,7 +131,7 @@ class DenseCache:
         stored = packed
         if layer.quantization is not None:
             stored = KeysValues(*map(layer.quantization.pack, packed))
-        if not self._step.traced:
+        if self._is_first and not self._step.traced:
             # See ``PagedLayer.attend``.
             mx.async_eval(*stored)
         joined = KeysValues(*(array[:, :, 0].swapaxes(0, 1)[None] for array in stored))
@@ -135,15 +139,21 @@ class DenseCache:
         self._step.writes.append(done)
         # A number that is 0, so that the pages are read after they are written.
         after = mx.minimum(mx.maximum(done, 0), 0).astype(mx.int32)
-        held = rows.columns < rows.stops
+        held = (rows.columns < rows.stops)[..., None]
+        newest = (rows.columns == rows.stops - 1)[..., None]
         fetched = []
         for buffer, new in zip(buffers, (keys, values), strict=True):
             pages = buffer[rows.pages + after].swapaxes(1, 2)
             dense = pages.reshape(*pages.shape[:2], rows.columns.shape[2], pages.shape[4])
-            if layer.quantization is not None:
-                dense = layer.quantization.unpack(dense, new.shape[3], new.dtype)
+            seen = new
+            if (quantization := layer.quantization) is not None:
+                dense = quantization.unpack(dense, new.shape[3], new.dtype)
+                seen = quantization.unpack(quantization.pack(new), new.shape[3], new.dtype)
+            if rows.places.length == 1:
+                # Unused tokens have one place in common, but not one result.
+                dense = mx.where(newest, seen, dense)
             # Memory without a token may contain anything, and NaN times a weight of 0 is NaN.
-            fetched.append(mx.where(held[..., None], dense, 0))
+            fetched.append(mx.where(held, dense, 0))
         self.keys, self.values = fetched
         return fetched[0], fetched[1]
 
@@ -165,7 +175,7 @@ class DenseLayer(SplitLayer):
         joint: Joint,
         within: Callable[[], Within],
     ) -> None:
-        caches = [DenseCache(step, own, layer, buffers) for own in rows]
+        caches = [DenseCache(step, own, layer, buffers, own is rows[0]) for own in rows]
         parts = [SplitPart(own.places, cache) for own, cache in zip(rows, caches, strict=True)]
         super().__init__(parts, joint, within)
         self.offset = step.tokens.arrays.offset
@@ -183,3 +193,15 @@ def _packed(array: mx.array, places: Places) -> mx.array:
     rows, heads, length, dim = array.shape
     tokens = array.swapaxes(1, 2).reshape(rows * length, heads, 1, dim)
     return places.unpadded(tokens)
+
+
+def _rows_of(places: Places) -> tuple[mx.array | slice, mx.array | slice, mx.array | slice]:
+    """The numbers of each row's first token and of its last one, and those of all tokens."""
+    if places.span is not None and places.own is not None and 1 in (places.rows, places.length):
+        start, stop, count = places.span.start, places.span.stop, len(places.numbers)
+        own = slice(start + places.own.start, start + places.own.start + count)
+        if places.length == 1:
+            return places.span, places.span, own
+        return slice(start, start + 1), slice(stop - 1, stop), own
+    by_row = places.tokens.reshape(places.rows, places.length)
+    return mx.array(by_row[:, 0]), mx.array(by_row[:, -1]), mx.array(places.numbers)

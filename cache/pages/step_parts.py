@@ -23,8 +23,9 @@ from chairlift.cache.pages.page import doubled, step_size
 from chairlift.cache.pages.states import RowStates, States
 from chairlift.cache.state import StateLayer
 
-# Prompts of up to so many new tokens share a call; then of up to twice as many, and so on.
-SHARED_TOKENS = 64
+# Prompts of up to so many new tokens share a call; then of up to twice as many, and so on. Prompts
+# with more tokens in all have a call of their own, because attention may keep all its scores.
+SHARED_TOKENS, SHARED_COLUMNS = 64, 4096
 
 
 class StepRows(NamedTuple):
@@ -107,12 +108,17 @@ class StepParts:
         starts: dict[int, list[int]] = {}
         start = 0
         for number, each in enumerate(self._rows):
-            shared = self.division.pads and each.prompt
+            shared = each.prompt and self._share and each.columns <= SHARED_COLUMNS
             key = doubled(SHARED_TOKENS, max(each.counts)) if shared else -number
             groups.setdefault(key, []).append(each)
             starts.setdefault(key, []).append(start)
             start += sum(each.counts)
         return [self._group(members, starts[key]) for key, members in groups.items()]
+
+    @property
+    def _share(self) -> bool:
+        """Whether prompts share calls: padding does not change the results of any layer."""
+        return self.division.pads or not len(self._rows[0].states.forms)
 
     def _group(self, members: Sequence[StepRows], starts: Sequence[int]) -> Group:
         counts = [count for each in members for count in each.counts]
@@ -121,7 +127,7 @@ class StepParts:
             for each, start in zip(members, starts, strict=True)
             for before in np.cumsum([0, *each.counts[:-1]]).tolist()
         ]
-        where = places(begins, counts, step_size(len(counts)))
+        where = places(begins, counts, step_size(len(counts)), self._tokens)
         rows = [row for each in members for row in each.states.rows]
         before = members[0].states.forms.gathered(rows, where.rows)
         mask = lengths = None
