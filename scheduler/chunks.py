@@ -40,7 +40,11 @@ class Chunks:
         limit, stretch = self._limits.step_seconds, self._limits.max_step_stretch
         if not stretch or limit == math.inf:
             return limit
-        return max(limit, stretch * self._rows_only.seconds(rows))
+        alone = self._rows_only.seconds(rows)
+        # Where any prompt makes a step much longer, its tokens get as much time again. Otherwise
+        # hardly any would fit, and each of many steps would take as long.
+        first = max(0.0, self.cost.seconds(rows.with_chunk(0, 1)) - alone)
+        return max(limit, stretch * alone, alone + 2 * first)
 
     def tokens_left(self, sequence: Sequence, begun: int, work: Work, seconds: float) -> float:
         """Returns how many more tokens of a prompt fit the step.

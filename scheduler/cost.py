@@ -55,12 +55,14 @@ class Work(NamedTuple):
 
         While the steps so far cannot tell two costs apart, the fit attributes them to the earlier
         number. Prompts come first: their chunks become smaller, and such steps separate the costs.
-        So do steps without drafts, if drafts seem expensive.
+        So do steps without drafts, if drafts seem expensive. Steps of rows alone may be compiled,
+        so the first prompt token and the first draft may have a cost of their own.
         """
         return (
             self.tokens / 512,
             self.pairs / 262144,
             self.prompts / 2,
+            float(self.tokens > 0),
             self.scored / 512,
             self.drafts / 64,
             float(self.drafts > 0),
@@ -155,11 +157,11 @@ class CostModel:
             begun: the prompt's tokens that are computed.
             scored: whether the prompt's logits are computed.
         """
-        expected = self.seconds(work.with_chunk(begun, 0))
-        each = self.seconds(work.with_chunk(begun, 1, scored)) - expected
-        if expected >= seconds:
+        one, two = (self.seconds(work.with_chunk(begun, count, scored)) for count in (1, 2))
+        each = two - one
+        if one - each >= seconds:
             return 0.0
-        return (seconds - expected) / each if each > 0 else math.inf
+        return (seconds - one) / each + 1 if each > 0 else math.inf
 
     def _count(self, numbers: list[float], sign: int) -> None:
         """Adds a step to the sums (``sign`` 1), or removes it (-1)."""

@@ -1,6 +1,7 @@
-"""Attention of prompt chunks on CUDA for models whose caches are columns: MLX's own, in few shapes.
+"""Attention on CUDA where ``engine.cuda.paged`` does not compute it: MLX's own, in few shapes.
 
-Models with paged caches use ``engine.cuda.paged`` instead.
+This is the attention of models whose caches are columns, and of those whose layers read copies of
+what is in the pages; see ``cache.pages.dense``.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from chairlift.cache.packed.step import Part
 # Prompt chunks are padded to a multiple of this many tokens; they are fastest if they also begin
 # at such a multiple.
 CHUNK_MULTIPLE = 128
+# MLX has a kernel for single tokens and heads of up to so many numbers. Wider ones, as those of
+# latent attention, read the keys once for each query head.
+FUSED_DIM = 256
 # Up to this many scores a head, plain products are faster than compiling a plan of cuDNN's.
 FEW_SCORES = 1 << 21
 
@@ -21,17 +25,17 @@ FEW_SCORES = 1 << 21
 def attend(
     parts: Sequence[Part], scale: float, sinks: mx.array | None
 ) -> Sequence[mx.array | None]:
-    """See ``model.attention.Attend``: prompt chunks without ``sinks``."""
+    """See ``model.attention.Attend``: prompt chunks and wide heads, without ``sinks``."""
     return [_attended(part, scale, sinks) for part in parts]
 
 
 def _attended(part: Part, scale: float, sinks: mx.array | None) -> mx.array | None:
     arrays = part.queries, part.keys, part.values
-    rows, _, new, _ = part.queries.shape
-    if new == 1 or sinks is not None:
+    rows, _, new, dim = part.queries.shape
+    if sinks is not None or (new == 1 and dim <= FUSED_DIM):
         return None
     if isinstance(part.mask, str):
-        return chunk_attention(*arrays, scale)
+        return chunk_attention(*arrays, scale) if new > 1 else None
     if part.mask is None or part.mask.ndim > 4 or rows * new * part.keys.shape[2] > FEW_SCORES:
         return None
     return _products(*arrays, scale, part.mask)

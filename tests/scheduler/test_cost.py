@@ -138,6 +138,20 @@ def test_prompts_may_take_as_long_as_the_rows_themselves() -> None:
         assert took <= 1.3 * max(0.02, 2 * alone)
 
 
+def test_prompts_use_steps_that_any_prompt_makes_long() -> None:
+    """As where steps of rows alone are compiled, and others are not."""
+
+    def seconds(work: Work) -> float:
+        return 3e-3 + 4e-5 * work.rows + (15e-3 + 3e-5 * work.tokens if work.tokens else 0.0)
+
+    for stretch, (least, most) in ((1.75, (200, 0.05)), (0.0, (0, 0.022))):
+        steps = _served(_limits(0.02, stretch), seconds)[10:]
+        prompts = [(work.tokens, took) for work, took in steps if work.tokens]
+        assert sum(tokens for tokens, _ in prompts) / len(prompts) > least
+        times = sorted(took for _, took in prompts)
+        assert times[len(times) * 9 // 10] < most
+
+
 def test_a_prompt_makes_progress_however_slow_steps_are() -> None:
     steps = _served(_limits(1e-6, 0.0), _machine(1.0))
     assert {work.tokens for work, _ in steps[5:] if work.tokens} <= set(range(1, MIN_CHUNK + 1))
