@@ -18,7 +18,7 @@ from chairlift.cache.pages.dense import DenseLayer, DenseRows
 from chairlift.cache.pages.kernels import KeysValues
 from chairlift.cache.pages.memory import PagedMemory
 from chairlift.cache.pages.page_table import PageLists
-from chairlift.cache.pages.step import KindStep, StepSizes, StepTokens, step_arrays
+from chairlift.cache.pages.step import KindStep, StepTokens, step_arrays
 from chairlift.cache.pages.step_parts import Division, StepParts, StepRows
 
 
@@ -185,11 +185,12 @@ class PagedStep:
     ) -> list[DenseLayer]:
         rows = {
             window: [
-                DenseRows.of(group.places, kind, window, group.columns) for group in parts.groups
+                DenseRows.of(group.places, kind, window, group.columns)
+                for group in parts.dense_groups
             ]
             for window, kind in self.kinds.items()
         }
-        shared = parts.joint, parts.division.within
+        shared = parts.dense_joint, parts.division.within
         return [
             DenseLayer(self, rows[layer.pool.window], layer, new, *shared) for layer, new in layers
         ]
@@ -260,8 +261,8 @@ def paged_step(
     division = division or Division()
     if memory.forms_of_states or division.dense:
         decoding = len(bands) - prompts
-        step_rows = _step_rows(batches[:decoding], batches[decoding:], padding, tokens.sizes)
-        parts = StepParts(step_rows, tokens.sizes.tokens, division)
+        step_rows = _step_rows(batches[:decoding], batches[decoding:], padding)
+        parts = StepParts(step_rows, tokens.sizes, division)
     step = PagedStep(memory, tokens, kinds, uploads, parts)
     with step.running():
         yield step
@@ -276,16 +277,17 @@ def _step_rows(
     bands: Sequence[tuple[PagedBatch, Sequence[int]]],
     prompts: Sequence[tuple[PagedBatch, Sequence[int]]],
     padding: int,
-    sizes: StepSizes,
 ) -> list[StepRows]:
     """The rows of a step, in the order of their tokens.
 
     If they are of one band, unused tokens behind them are further rows of the same call.
     """
-    rows = [StepRows(batch.row_states, counts, sizes.column_limit) for batch, counts in bands]
-    if len(rows) == 1 and not prompts:
-        return [rows[0]._replace(counts=[*rows[0].counts, *[1] * padding])]
-    for batch, counts in prompts:
-        columns = max(map(add, batch.offsets, counts))
-        rows.append(StepRows(batch.row_states, counts, columns, prompt=True))
-    return rows
+    rows = [
+        StepRows(batch.row_states, counts, [*map(add, batch.offsets, counts)], prompt)
+        for prompt, batches in ((False, bands), (True, prompts))
+        for batch, counts in batches
+    ]
+    if len(rows) > 1 or prompts:
+        return rows
+    unused = [1] * padding
+    return [StepRows(r.states, [*r.counts, *unused], [*r.columns, *unused]) for r in rows]

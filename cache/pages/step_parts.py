@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -19,13 +19,22 @@ from chairlift.cache.packed.split import (
     anywhere,
     places,
 )
-from chairlift.cache.pages.page import doubled, step_size
+from chairlift.cache.pages.page import column_bound, doubled, step_size
 from chairlift.cache.pages.states import RowStates, States
+from chairlift.cache.pages.step import StepSizes
 from chairlift.cache.state import StateLayer
 
-# Prompts of up to so many new tokens share a call; then of up to twice as many, and so on. Prompts
-# with more tokens in all have a call of their own, because attention may keep all its scores.
-SHARED_TOKENS, SHARED_COLUMNS = 64, 4096
+# Prompts of up to so many new tokens share a call; then of up to twice as many, and so on.
+SHARED_TOKENS = 64
+# Prompts with more tokens in all have calls of their own in dense attention, because a model may
+# keep the scores of a call.
+SHARED_COLUMNS = 4096
+# Rows have one call in dense attention, as wide as the longest of them, if this makes at most so
+# many times as many columns as calls for rows of similar lengths.
+MAX_WASTE = 4
+
+# The key of the only group of rows.
+_EVEN = 0
 
 
 class StepRows(NamedTuple):
@@ -34,13 +43,13 @@ class StepRows(NamedTuple):
     Attributes:
         states: their states.
         counts: the step's tokens of each row; those behind the rows are unused.
-        columns: an upper bound of their tokens after the step.
+        columns: the tokens of each row after the step.
         prompt: the batch is a prompt; False: its rows may take tokens back.
     """
 
     states: RowStates
     counts: Sequence[int]
-    columns: int
+    columns: Sequence[int]
     prompt: bool = False
 
 
@@ -58,13 +67,24 @@ class Division(NamedTuple):
     pads: bool = False
 
 
+class DenseGroup(NamedTuple):
+    """Rows of a step that share a call of each layer with dense attention.
+
+    Attributes:
+        places: their tokens.
+        columns: an upper bound of each row's tokens after the step.
+    """
+
+    places: Places
+    columns: int
+
+
 class Group(NamedTuple):
-    """Rows of a step that share a call of each layer.
+    """Rows of a step that share a call of each recurrent layer.
 
     Attributes:
         members: the rows of several prompts, or of one other batch.
         places: their tokens.
-        columns: an upper bound of their tokens after the step.
         mask: ``[rows, length]``, which tokens of the call are no padding; None: all, or the layers
             do not regard it.
         lengths: ``[rows]``, how many; None as ``mask``.
@@ -73,7 +93,6 @@ class Group(NamedTuple):
 
     members: Sequence[StepRows]
     places: Places
-    columns: int
     mask: mx.array | None
     lengths: mx.array | None
     before: States
@@ -89,13 +108,14 @@ class StepParts:
 
     Args:
         rows: in the order of the step's tokens.
-        tokens: all tokens of the step.
+        sizes: those of the step.
         division: how the step is divided.
     """
 
-    def __init__(self, rows: Sequence[StepRows], tokens: int, division: Division) -> None:
+    def __init__(self, rows: Sequence[StepRows], sizes: StepSizes, division: Division) -> None:
         self._rows = [each for each in rows if each.counts]
-        self._tokens = tokens
+        self._tokens = sizes.tokens
+        self._column_limit = sizes.column_limit
         self.division = division
         # Of each group, the layers' caches after the last model call; and how to repeat calls.
         self._called: list[list[StateLayer]] = []
@@ -108,17 +128,12 @@ class StepParts:
         starts: dict[int, list[int]] = {}
         start = 0
         for number, each in enumerate(self._rows):
-            shared = each.prompt and self._share and each.columns <= SHARED_COLUMNS
+            shared = each.prompt and self.division.pads
             key = doubled(SHARED_TOKENS, max(each.counts)) if shared else -number
             groups.setdefault(key, []).append(each)
             starts.setdefault(key, []).append(start)
             start += sum(each.counts)
         return [self._group(members, starts[key]) for key, members in groups.items()]
-
-    @property
-    def _share(self) -> bool:
-        """Whether prompts share calls: padding does not change the results of any layer."""
-        return self.division.pads or not len(self._rows[0].states.forms)
 
     def _group(self, members: Sequence[StepRows], starts: Sequence[int]) -> Group:
         counts = [count for each in members for count in each.counts]
@@ -134,18 +149,53 @@ class StepParts:
         if self.division.pads and where.columns is not None and where.length > 1:
             lengths = mx.array([*counts, *[0] * (where.rows - len(counts))], mx.int32)
             mask = mx.arange(where.length) < lengths[:, None]
-        return Group(members, where, max(e.columns for e in members), mask, lengths, before)
+        return Group(members, where, mask, lengths, before)
 
     @cached_property
     def joint(self) -> Joint:
         """Joins the results of all groups."""
         return Joint([group.places for group in self.groups], self._tokens)
 
+    @cached_property
+    def dense_groups(self) -> list[DenseGroup]:
+        """The calls of each layer with dense attention."""
+        groups: dict[Hashable, list[tuple[int, int, int]]] = {}
+        start = 0
+        for number, each in enumerate(self._rows):
+            for count, columns in zip(each.counts, each.columns, strict=True):
+                key: Hashable = _EVEN if self._is_even else column_bound(columns)
+                if each.prompt:
+                    alone = number if columns > SHARED_COLUMNS else None
+                    key = alone, doubled(SHARED_TOKENS, count)
+                groups.setdefault(key, []).append((start, count, columns))
+                start += count
+        result = []
+        for key, rows in groups.items():
+            begins, counts, ends = ([row[i] for row in rows] for i in range(3))
+            size, limit = len(rows), max(ends)
+            if key == _EVEN:
+                size, limit = step_size(size), self._column_limit
+            result.append(DenseGroup(places(begins, counts, size, self._tokens), limit))
+        return result
+
+    @cached_property
+    def dense_joint(self) -> Joint:
+        """Joins the results of all ``dense_groups``."""
+        return Joint([group.places for group in self.dense_groups], self._tokens)
+
+    @cached_property
+    def _is_even(self) -> bool:
+        """Whether the rows have one call in dense attention."""
+        columns = [columns for each in self._rows if not each.prompt for columns in each.columns]
+        width = len(columns) * self._column_limit
+        return width <= MAX_WASTE * sum(map(column_bound, columns))
+
     @property
     def recur(self) -> bool:
         """Whether the step has the form of all steps with so many rows of one token each."""
         known = self._rows[0].states.forms.known
-        return known and len(self._rows) == 1 and max(self._rows[0].counts) == 1
+        even = self._is_even or not self.division.dense
+        return known and even and len(self._rows) == 1 and max(self._rows[0].counts) == 1
 
     def layers(self) -> list[SplitLayer]:
         """The caches of the recurrent layers, for a model's call."""

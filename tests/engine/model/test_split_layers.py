@@ -18,7 +18,9 @@ from support.engine.pages import HostPages
 
 from chairlift.cache.kinds import Cache, make_batch, make_pages
 from chairlift.cache.packed.split import Joint, places
+from chairlift.cache.pages import step_parts
 from chairlift.cache.pages.batch import PagedBatch
+from chairlift.cache.pages.page import doubled
 from chairlift.cache.ring import order_without
 from chairlift.engine.model import attention, split
 from chairlift.engine.model.adapters import adapt
@@ -135,6 +137,32 @@ def test_steps_over_pages_equal_separate_calls(name: str) -> None:
         theirs = _serve(plain, partial(make_batch, model), seed, alone=True)
         for one, other in zip(ours, theirs, strict=True):
             assert mx.allclose(one, other, rtol=2e-3, atol=2e-3), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["deepseek_v3", "kimi_linear"])
+def test_rows_of_very_different_lengths_have_several_calls(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One call of all rows would copy as many columns for each as the longest has."""
+    monkeypatch.setattr(step_parts, "column_bound", partial(doubled, 16))
+    monkeypatch.setattr(step_parts, "MAX_WASTE", 1)
+    calls: list[int] = []
+    groups = step_parts.StepParts.dense_groups.func
+
+    def counted(self: step_parts.StepParts) -> list[step_parts.DenseGroup]:
+        result: list[step_parts.DenseGroup] = groups(self)
+        calls.append(len(result))
+        return result
+
+    monkeypatch.setattr(step_parts.StepParts.dense_groups, "func", counted)
+    model = _model(name)
+    make, forward = _paged(model, HostPages())
+    ours = _serve(forward, make, 3)
+    theirs = _serve(Forward(model, None, packs=False), partial(make_batch, model), 3, alone=True)
+    assert max(calls) > 3
+    for one, other in zip(ours, theirs, strict=True):
+        assert mx.allclose(one, other, rtol=2e-3, atol=2e-3)
 
 
 @pytest.mark.slow
