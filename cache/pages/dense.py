@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -19,8 +19,24 @@ from chairlift.cache.pages.kernels import KeysValues
 from chairlift.cache.pages.page import PAGE_TOKENS, page_count
 from chairlift.cache.pages.step import KindStep
 
-if TYPE_CHECKING:
-    from chairlift.cache.pages.layer import PagedStep
+
+class DenseStep(NamedTuple):
+    """What all dense layers of a step have in common.
+
+    Attributes:
+        offset: ``[tokens]`` int32, the position of each token.
+        writes: gets an array for each write that is ready once it is done.
+        traced: the step is being compiled.
+        grouped_masks: see ``BatchCache``.
+        joint, within: see ``SplitLayer``.
+    """
+
+    offset: mx.array
+    writes: list[mx.array]
+    traced: bool
+    grouped_masks: bool
+    joint: Joint
+    within: Callable[[], Within]
 
 
 @dataclass(frozen=True)
@@ -96,7 +112,7 @@ class DenseCache:
 
     def __init__(
         self,
-        step: PagedStep,
+        step: DenseStep,
         rows: DenseRows,
         layer: LayerPages,
         buffers: KeysValues | None,
@@ -116,7 +132,7 @@ class DenseCache:
         """The mask of the rows' new tokens; always an array."""
         sizes = [size for size in (window_size, self.max_size) if size is not None]
         mask = self._rows.mask(min(sizes, default=None))
-        return mask[:, :, None] if self._step.memory.grouped_masks else mask
+        return mask[:, :, None] if self._step.grouped_masks else mask
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Writes new tokens ``[rows, key heads, length, dim]`` to the pages.
@@ -168,17 +184,15 @@ class DenseLayer(SplitLayer):
 
     def __init__(
         self,
-        step: PagedStep,
+        step: DenseStep,
         rows: Sequence[DenseRows],
         layer: LayerPages,
         buffers: KeysValues | None,
-        joint: Joint,
-        within: Callable[[], Within],
     ) -> None:
         caches = [DenseCache(step, own, layer, buffers, own is rows[0]) for own in rows]
         parts = [SplitPart(own.places, cache) for own, cache in zip(rows, caches, strict=True)]
-        super().__init__(parts, joint, within)
-        self.offset = step.tokens.arrays.offset
+        super().__init__(parts, step.joint, step.within)
+        self.offset = step.offset
         self.max_size = layer.pool.window
 
     def make_mask(

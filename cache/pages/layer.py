@@ -14,7 +14,7 @@ import numpy as np
 from chairlift.cache.packed.split import SplitLayer
 from chairlift.cache.pages.batch import PagedBatch
 from chairlift.cache.pages.buffers import LayerPages
-from chairlift.cache.pages.dense import DenseLayer, DenseRows
+from chairlift.cache.pages.dense import DenseLayer, DenseRows, DenseStep
 from chairlift.cache.pages.kernels import KeysValues
 from chairlift.cache.pages.memory import PagedMemory
 from chairlift.cache.pages.page_table import PageLists
@@ -190,10 +190,12 @@ class PagedStep:
             ]
             for window, kind in self.kinds.items()
         }
-        shared = parts.dense_joint, parts.division.within
-        return [
-            DenseLayer(self, rows[layer.pool.window], layer, new, *shared) for layer, new in layers
-        ]
+        step = DenseStep(
+            *(self.tokens.arrays.offset, self.writes, self.traced, self.memory.grouped_masks),
+            joint=parts.dense_joint,
+            within=parts.division.within,
+        )
+        return [DenseLayer(step, rows[layer.pool.window], layer, new) for layer, new in layers]
 
 
 @contextmanager
