@@ -26,8 +26,8 @@ class DeviceProfile:
         chunk_multiple: chunks are padded to a multiple of this many tokens. Above 1 only where a
             new chunk length costs time, because a plan is compiled for it.
         step_seconds: how long a step may take while rows are decoding; prompts are cut to fit.
-        step_stretch: a step may also take this many times what its rows alone take, if longer. If it
-            is not 0, also longer where a single prompt token makes a step much longer.
+        step_stretch: a step may also take this many times what its rows alone take, if longer; and
+            more where a single prompt token makes a step much longer. 0: neither.
         avoids_partial_prefill: a prompt waits rather than begin in the remainder of a step.
         lookahead_columns: KV columns that rows get ahead of their tokens, so that buffers grow
             seldom.

@@ -140,6 +140,19 @@ def test_steps_over_pages_equal_separate_calls(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["deepseek_v3", "gemma2", "longcat_flash"])
+def test_steps_over_columns_equal_separate_calls(name: str) -> None:
+    model = _model(name)
+    make = partial(make_batch, model)
+    forward = select_forward(model, make).forward
+    assert forward.splits
+    ours = _serve(forward, make, 4)
+    theirs = _serve(Forward(model, None, packs=False), make, 4, alone=True)
+    for one, other in zip(ours, theirs, strict=True):
+        assert mx.allclose(one, other, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["deepseek_v3", "kimi_linear"])
 def test_rows_of_very_different_lengths_have_several_calls(
     name: str, monkeypatch: pytest.MonkeyPatch
