@@ -38,7 +38,7 @@ def convert(model: str) -> Path:
 
     from chairlift.engine.hub.source import resolve
     from chairlift.engine.model.loader import load_model
-    from chairlift.engine.model.tokenizer import load_tokenizer
+    from chairlift.engine.model.text.tokenizer import load_tokenizer
 
     source = resolve(model)
     path = Path(source.path)

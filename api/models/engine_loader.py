@@ -163,7 +163,7 @@ class EngineLoader:
         # thread sometimes ends the process with "terminate called without an active exception".
         from chairlift.api.text.vocabulary import Vocabulary
         from chairlift.engine.model.architecture import check_architecture
-        from chairlift.engine.model.tokenizer import load_tokenizer
+        from chairlift.engine.model.text.tokenizer import load_tokenizer
         from chairlift.engine.model.vision.processors.processing import template_of
 
         source, settings = self._source, self._settings

@@ -11,7 +11,7 @@ from chairlift.cache.snapshot import Snapshot
 from chairlift.cache.swap.swap import Swap
 from chairlift.engine.core.prefix_cache import PrefixCache
 from chairlift.engine.lora.adapters import Adapters
-from chairlift.engine.model.forward import Chunk
+from chairlift.engine.model.chunk import Chunk
 from chairlift.engine.model.vision.encoder import ImageEncoder
 from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.plan import Plan

@@ -9,7 +9,8 @@ import numpy as np
 
 from chairlift.engine.errors import RowFailed
 from chairlift.engine.messages import PromptLogprobs, TokenOutput
-from chairlift.engine.model.forward import Chunk, Outcome
+from chairlift.engine.model.chunk import Chunk
+from chairlift.engine.model.forward import Outcome
 from chairlift.engine.sampling.logprobs import TopLogprobs, top_logprobs_in_slices
 from chairlift.scheduler.plan import Plan
 from chairlift.scheduler.sequence import Sequence

@@ -20,15 +20,10 @@ from chairlift.cache.pages.layer import PagedStep, paged_step
 from chairlift.cache.pages.memory import PagedMemory
 from chairlift.cache.pages.page import column_bounds, doubled, step_size
 from chairlift.cache.pages.step_parts import Division
+from chairlift.engine.model.chunk import Chunk, PackedTokens, packed_tokens
 from chairlift.engine.model.compiled import CompiledSteps
 from chairlift.engine.model.drafted import DraftedBand, row_runs
-from chairlift.engine.model.forward import (
-    Chunk,
-    Forward,
-    Outcome,
-    PackedTokens,
-    packed_tokens,
-)
+from chairlift.engine.model.forward import Forward, Outcome
 from chairlift.engine.model.head import Head
 from chairlift.engine.model.lora_routing import Run, Slot
 from chairlift.engine.model.vision.token_inputs import TokenInputs
@@ -106,7 +101,7 @@ class PagedForward(Forward):
             size, count = self._call_tokens(chunk), len(chunk.tokens)
             if size < count:
                 starts = range(0, count, size)
-                parts[number] = [_part_of(chunk, start, start + size) for start in starts]
+                parts[number] = [chunk.part(start, start + size) for start in starts]
         return parts
 
     def _by_part(
@@ -287,16 +282,6 @@ class PagedForward(Forward):
             return self._logits_at(tokens, layers, positions)[0]
         logits: mx.array = self._model(tokens, cache=layers)
         return logits[:, -1]
-
-
-def _part_of(chunk: Chunk, start: int, stop: int) -> Chunk:
-    """The tokens ``[start, stop)`` of a chunk; only the last part ends the prompt."""
-    tokens = chunk.tokens[start:stop]
-    return chunk._replace(
-        tokens=tokens,
-        choices=chunk.choices if stop >= len(chunk.tokens) else 0,
-        scored=max(0, min(len(tokens), chunk.scored - start)),
-    )
 
 
 @contextmanager

@@ -16,7 +16,8 @@ from chairlift.cache.pages.batch import PagedBatch
 from chairlift.cache.pages.memory import PagedMemory
 from chairlift.cache.snapshot import StatePiece
 from chairlift.engine.model import split
-from chairlift.engine.model.forward import Chunk, Forward
+from chairlift.engine.model.chunk import Chunk
+from chairlift.engine.model.forward import Forward
 from chairlift.engine.model.head import Head
 from chairlift.engine.model.lora_routing import Slot
 from chairlift.engine.model.paged_forward import PagedForward

@@ -21,7 +21,7 @@ from support.models import write_tiny_default_gguf
 from chairlift.engine.config import DEFAULT_MODEL
 from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.model.loader import load_model
-from chairlift.engine.model.tokenizer import load_tokenizer
+from chairlift.engine.model.text.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.system
 

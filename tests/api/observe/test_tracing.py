@@ -29,7 +29,7 @@ from chairlift.engine.client.local import LocalClient
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.errors import QueueFull
 from chairlift.engine.hub.source import ModelSource
-from chairlift.engine.model.tokenizer import load_tokenizer
+from chairlift.engine.model.text.tokenizer import load_tokenizer
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 COMPLETION = {"prompt": "Where is", "max_tokens": 6, "temperature": 0, "ignore_eos": True}

@@ -19,7 +19,7 @@ from chairlift.engine.hub.folder_check import check_directory
 from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.messages import FromEngine, ModelInfo, Shutdown, StartFailed, ToEngine
 from chairlift.engine.model.architecture import check_architecture
-from chairlift.engine.model.tokenizer import load_tokenizer
+from chairlift.engine.model.text.tokenizer import load_tokenizer
 
 
 class _Ends:

@@ -27,7 +27,7 @@ from chairlift.engine.core.requests import ActiveRequest
 from chairlift.engine.errors import EngineDead, GrammarError
 from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.messages import SamplingParams, Submit, Thinking, ToEngine, TokenOutput
-from chairlift.engine.model.detokenizer import ByteDetokenizer
+from chairlift.engine.model.text.detokenizer import ByteDetokenizer
 from chairlift.metrics.recorder import Recorder
 
 PROMPT = [7, 8, 9]

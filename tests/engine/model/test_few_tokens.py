@@ -17,7 +17,7 @@ from support.tiny import TinyKind, tiny_model
 from chairlift.cache.pages.batch import PagedBatch
 from chairlift.cache.pages.step import KindStep
 from chairlift.engine.model import attention, paged_forward
-from chairlift.engine.model.forward import Chunk
+from chairlift.engine.model.chunk import Chunk
 from chairlift.engine.model.paged_forward import FEW_COLUMNS, PagedForward
 
 

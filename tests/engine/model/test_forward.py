@@ -16,7 +16,8 @@ from chairlift.cache.batch import BatchCache
 from chairlift.cache.kinds import make_batch
 from chairlift.engine.core.acceleration import accelerate
 from chairlift.engine.model import attention
-from chairlift.engine.model.forward import Chunk, Forward
+from chairlift.engine.model.chunk import Chunk
+from chairlift.engine.model.forward import Forward
 from chairlift.engine.model.head import Head
 from chairlift.engine.model.selection import select_forward
 

@@ -21,7 +21,7 @@ from chairlift.engine.errors import ModelError, UnsupportedModel
 from chairlift.engine.hub.source import ModelSource, resolve
 from chairlift.engine.messages import Loading
 from chairlift.engine.model.loader import load_model
-from chairlift.engine.model.tokenizer import load_tokenizer
+from chairlift.engine.model.text.tokenizer import load_tokenizer
 
 PROMPT = mx.array([[5, 77, 130, 9, 200, 31]])
 

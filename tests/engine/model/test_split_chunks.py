@@ -17,7 +17,8 @@ from chairlift.engine.core.prepared_model import prepare_model
 from chairlift.engine.model import attention
 from chairlift.engine.model.adapters import adapt
 from chairlift.engine.model.attention import score_heads
-from chairlift.engine.model.forward import Chunk, Forward
+from chairlift.engine.model.chunk import Chunk
+from chairlift.engine.model.forward import Forward
 from chairlift.engine.model.head import Head
 
 # Model files with scores of their own: with a soft cap, as a mask, of an indexer, beside recurrent

@@ -24,9 +24,10 @@ from chairlift.cache.pages.page import doubled
 from chairlift.cache.ring import order_without
 from chairlift.engine.model import attention, split
 from chairlift.engine.model.adapters import adapt
+from chairlift.engine.model.chunk import Chunk
 from chairlift.engine.model.compiled import STEADY
 from chairlift.engine.model.drafted import DraftedBand
-from chairlift.engine.model.forward import Chunk, Forward
+from chairlift.engine.model.forward import Forward
 from chairlift.engine.model.lora_routing import Routing, Run
 from chairlift.engine.model.paged_forward import PagedForward
 from chairlift.engine.model.selection import select_forward

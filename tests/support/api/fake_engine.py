@@ -33,7 +33,7 @@ from chairlift.engine.messages import (
     TokenOutput,
     silent,
 )
-from chairlift.engine.model.detokenizer import byte_detokenizer
+from chairlift.engine.model.text.detokenizer import byte_detokenizer
 from chairlift.scheduler.limits import Limits
 
 END = "<|im_end|>"

@@ -9,8 +9,9 @@ import mlx.core as mx
 import numpy as np
 
 from chairlift.engine.core.core import EngineCore
+from chairlift.engine.model.chunk import Chunk
 from chairlift.engine.model.drafted import DraftedBand
-from chairlift.engine.model.forward import Chunk, Outcome
+from chairlift.engine.model.forward import Outcome
 from chairlift.engine.model.lora_routing import Slot
 
 VALUES = {

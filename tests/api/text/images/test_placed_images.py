@@ -18,7 +18,7 @@ from chairlift.api.text.vocabulary import Vocabulary
 from chairlift.engine.errors import RequestError
 from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.messages import ImagePrompt, ImageSource
-from chairlift.engine.model.tokenizer import load_tokenizer
+from chairlift.engine.model.text.tokenizer import load_tokenizer
 from chairlift.engine.model.vision.processors.loading import load_processor
 from chairlift.engine.model.vision.processors.processing import template_of
 from chairlift.engine.model.vision.processors.processor import prepare

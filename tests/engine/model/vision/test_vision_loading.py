@@ -23,7 +23,7 @@ from chairlift.engine.hub.weights import weight_size
 from chairlift.engine.model import architecture
 from chairlift.engine.model.loader import load_model
 from chairlift.engine.model.probe import probe
-from chairlift.engine.model.tokenizer import load_tokenizer
+from chairlift.engine.model.text.tokenizer import load_tokenizer
 from chairlift.engine.model.vision.families import (
     ALIASES,
     ALWAYS_SEE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from copy import copy
 
-from chairlift.engine.model.detokenizer import ByteDetokenizer
+from chairlift.engine.model.text.detokenizer import ByteDetokenizer
 
 # The bytes of the euro sign are E2 82 AC.
 TOKENS = [b" a", b"\xe2", b"\x82\xac", b"\xe2\x82\xac", b"\xac", b""]

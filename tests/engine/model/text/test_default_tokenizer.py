@@ -10,7 +10,7 @@ from support.engine.detokenizing import TEXTS, streamed_text
 from support.models import default_model_path
 
 from chairlift.engine.hub.source import ModelSource
-from chairlift.engine.model.tokenizer import load_tokenizer
+from chairlift.engine.model.text.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.system
 

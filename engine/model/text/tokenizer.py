@@ -13,7 +13,7 @@ from chairlift.engine.hub.folder_check import check_tokenizer_files, read_object
 from chairlift.engine.hub.gguf.file import GGUFFile
 from chairlift.engine.hub.gguf.tokenizer import load_gguf_tokenizer
 from chairlift.engine.hub.source import ModelSource
-from chairlift.engine.model.detokenizer import byte_detokenizer
+from chairlift.engine.model.text.detokenizer import byte_detokenizer
 
 
 def load_tokenizer(source: ModelSource, chat_template: str | None = None) -> TokenizerWrapper:

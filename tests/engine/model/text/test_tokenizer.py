@@ -15,7 +15,7 @@ from chairlift.engine.errors import ModelError, UnsupportedModel
 from chairlift.engine.hub.gguf.file import GGUFFile
 from chairlift.engine.hub.gguf.tokenizer import build_tokenizer
 from chairlift.engine.hub.source import ModelSource
-from chairlift.engine.model.tokenizer import load_tokenizer
+from chairlift.engine.model.text.tokenizer import load_tokenizer
 
 # Pieces of a SentencePiece vocabulary, best score first; then bytes.
 PIECES = ["▁the", "▁th", "he", "▁t", "at", "▁", "t", "h", "e", "a", "c", "s", "\n", "é", "ca"]
