@@ -71,8 +71,8 @@ NODE_FAULTS = {
         "F16, but the model's",
     ),
     "odd type": (
-        with_layer(0, tensors=zero_kv(1, 2, 9, dtype="I32")),
-        "cannot be of I32",
+        with_layer(0, tensors=zero_kv(1, 2, 9, dtype="I16")),
+        "cannot be of I16",
     ),
     "meta count": (with_layer(1, meta=(0, 4, 12)), "needs 4 meta values"),
     "keep": (with_layer(1, meta=(4, 4, 12, 3)), "kept for good"),

@@ -205,7 +205,7 @@ def _submit_one(core: EngineCore) -> None:
     core.submit(Submit("a", list(range(3, 63)), params))
 
 
-def test_without_a_kernel_for_its_heads_a_model_is_served_from_columns() -> None:
+def test_without_a_kernel_for_its_heads_a_model_reads_copies_of_pages() -> None:
     class NoKernels(HostPages):
         def attend(self, *given: Any) -> mx.array:
             raise ValueError("no kernel for heads of 16")
@@ -214,4 +214,5 @@ def test_without_a_kernel_for_its_heads_a_model_is_served_from_columns() -> None
     attention.install(model)
     geometry, vocabulary, _ = probe(model, "llama")
     core = build_core(model, vocabulary, Limits(4, 16, 1 << 24, geometry), kernels=NoKernels())
-    assert not core.batch.queued
+    assert core.batch.queued
+    assert core.pipeline.forward.splits

@@ -58,11 +58,11 @@ def test_other_kinds_of_caches_are_columns(name: str) -> None:
     assert not can_page(layer_kinds(model))
 
 
-def test_latent_attention_is_served_from_columns() -> None:
-    """It adds a part of its scores as a mask, which pages do not have."""
+def test_latent_attention_reads_copies_of_pages() -> None:
+    """It adds a part of its scores as a mask, which the kernels do not know."""
     choice = selected("deepseek_v3")
-    assert choice.make_pages is None
-    assert not isinstance(choice.forward, PagedForward)
+    assert choice.make_pages is not None
+    assert choice.forward.splits
 
 
 @pytest.mark.slow

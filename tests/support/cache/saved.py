@@ -62,7 +62,7 @@ def assert_same_snapshot(first: Snapshot, second: Snapshot) -> None:
 
 
 def zeros(*shape: int, dtype: str = "F32") -> Tensor:
-    kind = {"F32": np.float32, "BF16": np.uint16, "F16": np.float16, "I32": np.int32}[dtype]
+    kind = {"F32": np.float32, "BF16": np.uint16, "F16": np.float16, "I16": np.int16}[dtype]
     return Tensor(dtype, np.zeros(shape, kind))
 
 
