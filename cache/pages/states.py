@@ -107,8 +107,9 @@ class RowStates:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arrays."""
-        return sum(array.nbytes for array in self.arrays)
+        """Bytes of the rows' states, without unused lines and those of other batches."""
+        states = [own for row in self.rows for own in row.states]
+        return sum(x.nbytes // x.shape[0] for own in states for x in own.values())
 
     def join(self, pieces: Sequence[StatePiece | None]) -> None:
         """Adds a row with its state in each layer; None is the state before the first token."""

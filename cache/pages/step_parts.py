@@ -20,7 +20,7 @@ from chairlift.cache.packed.split import (
     places,
 )
 from chairlift.cache.pages.page import column_bound, doubled, step_size
-from chairlift.cache.pages.states import RowStates, States
+from chairlift.cache.pages.states import RowStates, StateForms, States
 from chairlift.cache.pages.step import StepSizes
 from chairlift.cache.state import StateLayer
 
@@ -191,15 +191,22 @@ class StepParts:
         return width <= MAX_WASTE * sum(map(column_bound, columns))
 
     @property
+    def _forms(self) -> StateForms:
+        """The forms of states; empty without recurrent layers."""
+        return self._rows[0].states.forms
+
+    @property
     def recur(self) -> bool:
         """Whether the step has the form of all steps with so many rows of one token each."""
-        known = self._rows[0].states.forms.known
+        known = self._forms.known
         even = self._is_even or not self.division.dense
         return known and even and len(self._rows) == 1 and max(self._rows[0].counts) == 1
 
     def layers(self) -> list[SplitLayer]:
         """The caches of the recurrent layers, for a model's call."""
         self._called, self._again = [], []
+        if not self._forms:
+            return []
         parts: list[list[SplitPart]] = []
         for group in self.groups:
             caches = [
@@ -216,6 +223,8 @@ class StepParts:
 
     def commit(self) -> None:
         """Gives all rows the states after the step."""
+        if not self._forms:
+            return
         for group, caches, again in zip(self.groups, self._called, self._again, strict=True):
             after = [layer.checkpoint() for layer in caches]
             group.members[0].states.forms.learn(after)
@@ -230,11 +239,15 @@ class StepParts:
 
     def arrays(self) -> list[list[mx.array]]:
         """The states of each layer before a step that recurs, by slot."""
+        if not self._forms:
+            return []
         (group,) = self.groups
         return [[slots[name] for name in sorted(slots)] for slots in group.before]
 
     def traced(self, arrays: Sequence[Sequence[mx.array]]) -> list[SplitLayer]:
         """As ``layers``, with other arrays in place of ``arrays``."""
+        if not self._forms:
+            return []
         (group,) = self.groups
         caches = []
         for slots, size, own in zip(group.before, group.sizes, arrays, strict=True):

@@ -143,12 +143,10 @@ def test_steps_over_pages_equal_separate_calls(name: str) -> None:
     model = _model(name)
     make, forward = _paged(model, HostPages())
     assert forward.splits == (name not in RECURRENT)
-    plain = Forward(model, None, packs=False)
-    for seed in (1, 2):
-        ours = _serve(forward, make, seed)
-        theirs = _serve(plain, partial(make_batch, model), seed, alone=True)
-        for one, other in zip(ours, theirs, strict=True):
-            assert mx.allclose(one, other, rtol=2e-3, atol=2e-3), name
+    ours = _serve(forward, make, 1)
+    theirs = _serve(Forward(model, None, packs=False), partial(make_batch, model), 1, alone=True)
+    for one, other in zip(ours, theirs, strict=True):
+        assert mx.allclose(one, other, rtol=2e-3, atol=2e-3)
 
 
 @pytest.mark.slow
