@@ -165,9 +165,10 @@ class Scheduler:
         self._drafts.count_step(len(decode), drafts)
         proposed = sum(map(len, drafts.values()))
         rows_only = work = Work(len(decode), planner.context, drafts=proposed)
-        # A prediction takes time; a step without prompts needs none.
-        prompts = prefill or len(self.waiting)
-        seconds = self._chunk_sizes.seconds(work) - spent if prompts else math.inf
+        # A prediction takes time; a step that cannot have prompts needs none.
+        first = next(self.waiting.ready, None)
+        begins = first is not None and (planner.rows < self.limits.max_rows or not first.rows)
+        seconds = self._chunk_sizes.seconds(work) - spent if prefill or begins else math.inf
         chunks: dict[Sequence, int] = {}
         cached: dict[Sequence, int] = {}
         begun = deque(sorted(prefill, key=lambda s: s.rank))

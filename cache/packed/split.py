@@ -163,7 +163,7 @@ class SplitPart(NamedTuple):
         places: its tokens.
         cache: the rows' cache, behind mlx-lm's protocol.
         mask: the mask of the call.
-        called: is called afterwards with a function that repeats the call; None: no one needs it.
+        called: is called afterwards with a function that repeats the call; None: nothing needs it.
     """
 
     places: Places

@@ -142,8 +142,8 @@ class PackedLayer:
         parts: Sequence[_Part],
         offset: mx.array,
         joint: Joint,
-        splits: bool = False,
-        within: Callable[[], Within] = lambda: anywhere,
+        splits: bool,
+        within: Callable[[], Within],
     ) -> None:
         self.joint = joint
         self._parts = parts

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -89,6 +90,16 @@ class DenseRows:
             own * PAGE_TOKENS + positions % PAGE_TOKENS,
         )
 
+    @cached_property
+    def held(self) -> mx.array:
+        """Which columns have a token, the new ones included: ``[rows, 1, columns, 1]``."""
+        return (self.columns < self.stops)[..., None]
+
+    @cached_property
+    def newest(self) -> mx.array:
+        """Which column has each row's last token, as ``held``."""
+        return (self.columns == self.stops - 1)[..., None]
+
     def mask(self, window: int | None) -> mx.array:
         """Which columns each token sees: ``[rows, 1, length, columns]``."""
         position = (self.offset[:, None] + mx.arange(self.places.length))[:, :, None]
@@ -155,21 +166,20 @@ class DenseCache:
         self._step.writes.append(done)
         # A number that is 0, so that the pages are read after they are written.
         after = mx.minimum(mx.maximum(done, 0), 0).astype(mx.int32)
-        held = (rows.columns < rows.stops)[..., None]
-        newest = (rows.columns == rows.stops - 1)[..., None]
         fetched = []
         for buffer, new in zip(buffers, (keys, values), strict=True):
             pages = buffer[rows.pages + after].swapaxes(1, 2)
             dense = pages.reshape(*pages.shape[:2], rows.columns.shape[2], pages.shape[4])
-            seen = new
             if (quantization := layer.quantization) is not None:
                 dense = quantization.unpack(dense, new.shape[3], new.dtype)
-                seen = quantization.unpack(quantization.pack(new), new.shape[3], new.dtype)
             if rows.places.length == 1:
                 # Unused tokens have one place in common, but not one result.
-                dense = mx.where(newest, seen, dense)
+                own = new
+                if quantization is not None:
+                    own = quantization.unpack(quantization.pack(new), new.shape[3], new.dtype)
+                dense = mx.where(rows.newest, own, dense)
             # Memory without a token may contain anything, and NaN times a weight of 0 is NaN.
-            fetched.append(mx.where(held, dense, 0))
+            fetched.append(mx.where(rows.held, dense, 0))
         self.keys, self.values = fetched
         return fetched[0], fetched[1]
 

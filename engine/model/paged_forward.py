@@ -154,14 +154,13 @@ class PagedForward(Forward):
             tokens: the most tokens of a step.
         """
         batch = PagedBatch(memory)
-        by_part = self.splits or bool(memory.forms_of_states)
-        if by_part:
+        if memory.forms_of_states:
             self._make_states(batch)
         for rows in dict.fromkeys(map(step_size, range(max_rows + FEW_TOKENS, 0, -1))):
             for columns in column_bounds(COMPILED_TOKENS):
                 with paged_step([batch], [], rows, columns, division=self._division) as step:
                     self._steps.compile(step, mx.arange(rows)[:, None] % TRIAL_TOKENS, None)
-        if by_part:
+        if self.splits or memory.forms_of_states:
             return  # the calls of layers in steps with chunks have no recurring form
         most = min(tokens, max_rows * (1 + draft_tokens))
         for size in dict.fromkeys(map(step_size, range(tokens, 0, -1))):

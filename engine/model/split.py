@@ -45,23 +45,20 @@ def _outermost(layer: Any) -> list[Any]:
 
 
 def _takes_cache(layer: Any) -> bool:
-    return callable(layer) and _cache_index(type(layer)) is not None
+    return callable(layer) and _CACHE in _arguments(type(layer))
 
 
-def _cache_index(layer: Any) -> int | None:
-    """The number of the argument ``cache`` in the calls of a class; None if it has no such."""
+def _arguments(layer: Any) -> list[str]:
+    """The names of the arguments of a class's calls."""
     call: Any = getattr(layer, "original_class", layer).__call__
-    names = [*inspect.signature(call).parameters][1:]
-    return names.index(_CACHE) if _CACHE in names else None
+    return [*inspect.signature(call).parameters][1:]
 
 
 @memoized
 def _divided(base: Any) -> type:
     """A subclass whose calls are divided if the cache says so."""
-    index = _cache_index(base)
-    assert index is not None
-    original = base.__call__
-    names = [*inspect.signature(original).parameters][1:]
+    original, names = base.__call__, _arguments(base)
+    index = names.index(_CACHE)
 
     def call(layer: Any, *args: Any, **named: Any) -> Any:
         cache = named.get(_CACHE, args[index] if len(args) > index else None)
