@@ -185,6 +185,9 @@ class SplitLayer:
         parts: one call each.
         joint: joins their results.
         within: makes the ``Within`` of the model call that is running.
+        launches: each part is launched once it is called. Then the operations of a call have the
+            same graph whatever the other parts of a step are; CUDA keeps the graphs that it has
+            built, and a new one takes milliseconds.
     """
 
     splits = True
@@ -194,10 +197,12 @@ class SplitLayer:
         parts: Sequence[SplitPart],
         joint: Joint,
         within: Callable[[], Within] = lambda: anywhere,
+        launches: bool = False,
     ) -> None:
         self.parts = parts
         self.joint = joint
         self.within = within
+        self.launches = launches
 
     def make_mask(self, n: int, *args: Any, **named: Any) -> PackedMask | None:
         """The masks; None if no part has one."""

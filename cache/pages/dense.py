@@ -127,15 +127,18 @@ class DenseCache:
         rows: DenseRows,
         layer: LayerPages,
         buffers: KeysValues | None,
-        is_first: bool,
     ) -> None:
         self._step = step
-        self._is_first = is_first
         self._rows = rows
         self._layer = layer
         self._buffers = buffers
         self.offset = rows.offset
         self.max_size = layer.pool.window
+
+    @property
+    def state(self) -> tuple[mx.array, ...]:
+        """What a call leaves behind beside its result: nothing but ``DenseStep.writes``."""
+        return ()
 
     def make_mask(
         self, n: int, window_size: int | None = None, return_array: bool = False
@@ -158,9 +161,6 @@ class DenseCache:
         stored = packed
         if layer.quantization is not None:
             stored = KeysValues(*map(layer.quantization.pack, packed))
-        if self._is_first and not self._step.traced:
-            # See ``PagedLayer.attend``.
-            mx.async_eval(*stored)
         joined = KeysValues(*(array[:, :, 0].swapaxes(0, 1)[None] for array in stored))
         done = layer.kernels.put(buffers, joined, rows.slots)
         self._step.writes.append(done)
@@ -199,9 +199,9 @@ class DenseLayer(SplitLayer):
         layer: LayerPages,
         buffers: KeysValues | None,
     ) -> None:
-        caches = [DenseCache(step, own, layer, buffers, own is rows[0]) for own in rows]
+        caches = [DenseCache(step, own, layer, buffers) for own in rows]
         parts = [SplitPart(own.places, cache) for own, cache in zip(rows, caches, strict=True)]
-        super().__init__(parts, step.joint, step.within)
+        super().__init__(parts, step.joint, step.within, launches=not step.traced)
         self.offset = step.offset
         self.max_size = layer.pool.window
 

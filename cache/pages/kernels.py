@@ -60,6 +60,33 @@ class PageKernels(Protocol):
         """
         ...
 
+    def attend_latent(
+        self,
+        queries: mx.array,
+        rotary: mx.array,
+        new: KeysValues,
+        buffers: KeysValues,
+        step: KindStep,
+        scale: float,
+    ) -> mx.array:
+        """Multi-head latent attention of a step's tokens; also writes them to their pages.
+
+        A score is ``scale * (query x latent) + rotary query x rotary key``; the values are the
+        latents.
+
+        Args:
+            queries: ``[tokens, heads, 1, latent]``.
+            rotary: ``[tokens, heads, 1, rotary]``, the queries of the rotary part, times the scale.
+            new: the tokens' latents ``[tokens, 1, 1, latent]`` and rotary keys.
+
+        Returns:
+            ``[tokens, heads, 1, latent]``.
+
+        Raises:
+            ValueError: there is no kernel for these shapes or types.
+        """
+        ...
+
     def tile_table(
         self, chunks: Sequence[ChunkPlace], sizes: StepSizes, form: Hashable
     ) -> TileTable:

@@ -16,10 +16,11 @@ from chairlift.cache.pages.batch import PagedBatch
 from chairlift.cache.pages.buffers import LayerPages
 from chairlift.cache.pages.dense import DenseLayer, DenseRows, DenseStep
 from chairlift.cache.pages.kernels import KeysValues
+from chairlift.cache.pages.latent import LatentLayer
 from chairlift.cache.pages.memory import PagedMemory
 from chairlift.cache.pages.page_table import PageLists
 from chairlift.cache.pages.step import KindStep, StepTokens, step_arrays
-from chairlift.cache.pages.step_parts import Division, StepParts, StepRows
+from chairlift.cache.pages.step_parts import Division, PagedAttention, StepParts, StepRows
 
 
 class PagedMask(NamedTuple):
@@ -111,6 +112,7 @@ class PagedStep:
         kinds: the arrays of each kind, by its window.
         more: the further arrays that were uploaded with the step.
         parts: the parts of layers that are called part by part; None if there are none.
+        attention: how attention layers read the pages.
         traced: the step is being compiled.
         layers_by_keys: the layers that have taken keys in this step, by the ``id`` of these.
         writes: arrays that are ready once tokens are written; logits may not depend on them.
@@ -121,6 +123,7 @@ class PagedStep:
     kinds: Mapping[int | None, KindStep]
     more: Sequence[mx.array] = ()
     parts: StepParts | None = None
+    attention: PagedAttention = PagedAttention.KERNEL
     traced: bool = False
     layers_by_keys: dict[int, PagedLayer] = field(default_factory=dict)
     writes: list[mx.array] = field(default_factory=list)
@@ -173,12 +176,18 @@ class PagedStep:
             recurrent = self.parts.layers() if self.parts else []
         pages = self.memory.layers
         own = zip(pages, [None] * len(pages) if buffers is None else buffers, strict=True)
-        attention: list[Any]
-        if self.parts is not None and self.parts.division.dense:
+        attention: Sequence[Any]
+        if self.parts is not None and self.attention is PagedAttention.DENSE:
             attention = self._dense_layers(self.parts, own)
         else:
-            attention = [PagedLayer(self, layer, new) for layer, new in own]
+            attention = [self._layer(layer, new) for layer, new in own]
         return self.memory.view(self.memory.arranged(attention, recurrent))
+
+    def _layer(self, pages: LayerPages, buffers: KeysValues | None) -> PagedLayer | LatentLayer:
+        if self.attention is PagedAttention.LATENT:
+            kind = self.kinds[pages.pool.window]
+            return LatentLayer(self.memory, kind, self.traced, pages, buffers)
+        return PagedLayer(self, pages, buffers)
 
     def _dense_layers(
         self, parts: StepParts, layers: Iterable[tuple[LayerPages, KeysValues | None]]
@@ -265,7 +274,7 @@ def paged_step(
         decoding = len(bands) - prompts
         step_rows = _step_rows(batches[:decoding], batches[decoding:], padding)
         parts = StepParts(step_rows, tokens.sizes, division)
-    step = PagedStep(memory, tokens, kinds, uploads, parts)
+    step = PagedStep(memory, tokens, kinds, uploads, parts, division.attention)
     with step.running():
         yield step
     if parts is not None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from enum import Enum, auto
 from functools import cached_property
+from itertools import accumulate
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -20,6 +22,7 @@ from chairlift.cache.packed.split import (
     places,
 )
 from chairlift.cache.pages.page import column_bound, doubled, step_size
+from chairlift.cache.pages.shared_calls import shared_calls
 from chairlift.cache.pages.states import RowStates, StateForms, States
 from chairlift.cache.pages.step import StepSizes
 from chairlift.cache.state import StateLayer
@@ -53,18 +56,35 @@ class StepRows(NamedTuple):
     prompt: bool = False
 
 
+class PagedAttention(Enum):
+    """How a model's attention layers read the pages."""
+
+    # The model calls mlx-lm's function with queries, keys and values: a kernel reads the pages.
+    KERNEL = auto()
+    # The same for multi-head latent attention: see ``latent``.
+    LATENT = auto()
+    # The model's own code reads copies of what is in the pages: see ``dense``.
+    DENSE = auto()
+
+
 class Division(NamedTuple):
-    """Which layers are called part by part in steps over pages, and how.
+    """How layers with a cache are called in steps over pages.
 
     Attributes:
         within: see ``SplitLayer``.
-        dense: all layers with a cache; False: only recurrent ones. See ``dense``.
+        attention: attention layers are called part by part if it is ``DENSE``; recurrent ones
+            always are.
         pads: recurrent layers regard the lengths of rows with padding.
     """
 
     within: Callable[[], Within] = lambda: anywhere
-    dense: bool = False
+    attention: PagedAttention = PagedAttention.KERNEL
     pads: bool = False
+
+    @property
+    def dense(self) -> bool:
+        """Whether attention layers are called part by part."""
+        return self.attention is PagedAttention.DENSE
 
 
 class DenseGroup(NamedTuple):
@@ -124,16 +144,15 @@ class StepParts:
     @cached_property
     def groups(self) -> list[Group]:
         """The calls of each layer."""
-        groups: dict[int, list[StepRows]] = {}
-        starts: dict[int, list[int]] = {}
-        start = 0
-        for number, each in enumerate(self._rows):
-            shared = each.prompt and self.division.pads
-            key = doubled(SHARED_TOKENS, max(each.counts)) if shared else -number
-            groups.setdefault(key, []).append(each)
-            starts.setdefault(key, []).append(start)
-            start += sum(each.counts)
-        return [self._group(members, starts[key]) for key, members in groups.items()]
+        starts = [0, *accumulate(sum(each.counts) for each in self._rows)]
+        batches = [n for n, each in enumerate(self._rows) if not each.prompt]
+        prompts = [n for n, each in enumerate(self._rows) if each.prompt]
+        lengths = [self._rows[n].counts[0] for n in prompts]
+        calls = shared_calls(lengths) if self.division.pads else _equal(lengths)
+        members = [[n] for n in batches] + [[prompts[i] for i in call] for call in calls]
+        return [
+            self._group([self._rows[n] for n in own], [starts[n] for n in own]) for own in members
+        ]
 
     def _group(self, members: Sequence[StepRows], starts: Sequence[int]) -> Group:
         counts = [count for each in members for count in each.counts]
@@ -218,7 +237,8 @@ class StepParts:
             self._again.append(again)
             parts.append([SplitPart(group.places, own, group.mask, again.append) for own in caches])
         return [
-            SplitLayer(own, self.joint, self.division.within) for own in zip(*parts, strict=True)
+            SplitLayer(own, self.joint, self.division.within, launches=True)
+            for own in zip(*parts, strict=True)
         ]
 
     def commit(self) -> None:
@@ -259,6 +279,14 @@ class StepParts:
         """Takes the states after a step that recurs, in the form of ``arrays``."""
         layers = self.traced(arrays)
         self._called, self._again = [[layer.parts[0].cache for layer in layers]], [[]]
+
+
+def _equal(lengths: Sequence[int]) -> list[list[int]]:
+    """The numbers of the prompts of each length."""
+    numbers: dict[int, list[int]] = {}
+    for number, length in enumerate(lengths):
+        numbers.setdefault(length, []).append(number)
+    return [*numbers.values()]
 
 
 def written(layers: Sequence[SplitLayer]) -> list[list[mx.array]]:

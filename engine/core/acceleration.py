@@ -15,7 +15,7 @@ from chairlift.engine.cuda.paged.kernels import CudaPages
 from chairlift.engine.cuda.paged.selftest import kernels_work
 from chairlift.engine.device import memory, profile
 from chairlift.engine.model import attention
-from chairlift.engine.model.recurrent import install as recurrent
+from chairlift.engine.model.layers import install as layers
 
 
 class Acceleration(NamedTuple):
@@ -39,7 +39,7 @@ def accelerate(model: Any, exactly: bool = True, spare_bytes: int | None = None)
             None: all that is free.
     """
     cuda = profile.current().kind == "cuda"
-    recurrent.install(model, cuda_gated_delta.by_kernel if cuda else None)
+    layers.install(model, cuda_gated_delta.by_kernel if cuda else None)
     if profile.current().on_cpu:
         eager = kernels.install(model, exactly)
         host_attention.install(model)

@@ -2,7 +2,7 @@
 
 One launch computes all tokens, where MLX's operations need several for each token of a prompt, and
 read the state several times in a decode step. The state of a head is divided among warps, which
-keep it in registers; see ``engine.model.recurrent.gated_delta`` for the rule.
+keep it in registers; see ``engine.model.layers.gated_delta`` for the rule.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 
 from chairlift.engine.cuda.source import included
-from chairlift.engine.model.recurrent.gated_delta import gated_delta_blocks
+from chairlift.engine.model.layers.gated_delta import gated_delta_blocks
 from chairlift.engine.model.trials.trial import Trial, within_largest
 
 log = logging.getLogger(__name__)

@@ -16,6 +16,7 @@ from chairlift.cache.layer import LayerCache
 from chairlift.cache.packed.split import PackedMask
 from chairlift.cache.packed.step import PackedLayer, Part
 from chairlift.cache.pages.dense import DenseCache
+from chairlift.cache.pages.latent import LatentLayer
 from chairlift.cache.pages.layer import PagedMask
 
 _NAME = "scaled_dot_product_attention"
@@ -105,6 +106,10 @@ def _with_caches(
         if isinstance(mask, PackedMask):
             assert isinstance(cache, PackedLayer)
             return cache.attend(queries, mask, lambda parts: compute(parts, scale, sinks))
+        if isinstance(cache, LatentLayer):
+            if not isinstance(mask, mx.array) or sinks is not None:
+                raise ValueError("latent attention without rotary queries, or with sinks")
+            return cache.attend(queries, keys, values, mask, scale)
         if isinstance(cache, LayerCache | DenseCache):
             return compute([Part(cache, queries, keys, values, mask)], scale, sinks)[0]
         return original(queries, keys, values, cache, scale, mask, sinks)

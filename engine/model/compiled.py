@@ -189,7 +189,9 @@ class CompiledSteps:
         own_tiles = dict(zip(self._forms or (), tiles, strict=True))
         own = step.tokens.with_arrays(TokenArrays(*arrays), own_tiles)
         kinds = dict(zip(step.kinds, (KindStep(own, table) for table in tables), strict=True))
-        traced = PagedStep(step.memory, own, kinds, parts=step.parts, traced=True)
+        traced = PagedStep(
+            *(step.memory, own, kinds), parts=step.parts, attention=step.attention, traced=True
+        )
         adapters = nullcontext() if self._routing is None else self._routing.traced(*slots)
         with adapters, traced.running():
             recurrent = step.parts.traced(states) if step.parts else []

@@ -19,7 +19,7 @@ from chairlift.cache.pages.batch import PagedBatch
 from chairlift.cache.pages.layer import PagedStep, paged_step
 from chairlift.cache.pages.memory import PagedMemory
 from chairlift.cache.pages.page import column_bounds, doubled, step_size
-from chairlift.cache.pages.step_parts import Division
+from chairlift.cache.pages.step_parts import Division, PagedAttention
 from chairlift.engine.model.chunk import Chunk, PackedTokens, packed_tokens
 from chairlift.engine.model.compiled import CompiledSteps
 from chairlift.engine.model.drafted import DraftedBand, row_runs
@@ -51,7 +51,7 @@ class PagedForward(Forward):
     """Calls a model over pages; see ``Forward``. Steps are padded to recurring sizes.
 
     Args:
-        splits: see ``Forward``; attention then computes with copies of what is in the pages.
+        attention: how attention layers read the pages; see ``Forward`` for what ``DENSE`` splits.
 
     Attributes:
         pads: see ``Division``.
@@ -62,9 +62,11 @@ class PagedForward(Forward):
         model: Any,
         head: Head | None,
         max_pairs: int | None = None,
-        splits: bool = False,
+        attention: PagedAttention = PagedAttention.KERNEL,
     ) -> None:
+        splits = attention is PagedAttention.DENSE
         super().__init__(model, head, packs=True, max_pairs=max_pairs, splits=splits)
+        self.attention = attention
         self.pads = False
         # Steps whose tokens are computed one by one, and steps with chunks: prompts, or rows with
         # drafts. Each of them without adapters, and with.
@@ -137,7 +139,7 @@ class PagedForward(Forward):
 
     @property
     def _division(self) -> Division:
-        return Division(self.routing.within, self.splits, self.pads)
+        return Division(self.routing.within, self.attention, self.pads)
 
     def commit(self, drafted: DraftedBand, kept: Seq[int]) -> None:
         cast(PagedBatch, drafted.cache).advance(kept)
@@ -177,8 +179,10 @@ class PagedForward(Forward):
         prompt = PagedBatch(memory)
         prompt.join()
         count = min(tokens, TRIAL_TOKENS)
-        new, tail = [(prompt, count)], tokens - count
-        with paged_step([], new, 0, COMPILED_TOKENS, tail=tail, row_limit=row_limit) as step:
+        step_with = partial(paged_step, tail=tokens - count, row_limit=row_limit)
+        with step_with(
+            *([], [(prompt, count)], 0, COMPILED_TOKENS), division=self._division
+        ) as step:
             numbers = mx.arange(tokens)[:, None] % TRIAL_TOKENS
             self._chunk_steps.compile(step, numbers, numbers[:row_limit, 0])
         prompt.reset()

@@ -14,6 +14,7 @@ from chairlift.cache.batch import BatchCache
 from chairlift.cache.kinds import Cache
 from chairlift.cache.pages.batch import PagedBatch
 from chairlift.cache.pages.memory import PagedMemory
+from chairlift.cache.pages.step_parts import PagedAttention
 from chairlift.cache.snapshot import StatePiece
 from chairlift.engine.model import split
 from chairlift.engine.model.chunk import Chunk
@@ -93,9 +94,10 @@ def select_forward(
 
     def choices() -> Iterator[SelectedForward]:
         if make_pages is not None:
-            for splits in (False, True) if may_split else (False,):
-                for head_or_none in (head, None):
-                    forward = PagedForward(model, head_or_none, max_pairs, splits)
+            for attention in PagedAttention:
+                may_read = may_split or attention is not PagedAttention.DENSE
+                for head_or_none in (head, None) if may_read else ():
+                    forward = PagedForward(model, head_or_none, max_pairs, attention)
                     yield SelectedForward(forward, make_cache, make_pages)
         for packs, splits in ((True, False), (True, True), (False, False)):
             for head_or_none in (head, None) if not splits or may_split else ():

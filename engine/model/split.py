@@ -126,6 +126,8 @@ def _by_part(step: _Call, cache: Any, split: SplitLayer | PackedLayer) -> Any:
     """Calls a layer once for each part, and joins the results, ``[tokens, 1, ...]``."""
     within = split.within()
     results: list[Any] = []
+    if isinstance(split, SplitLayer) and split.launches:
+        mx.async_eval([value for value in step.given.values() if isinstance(value, mx.array)])
     for number, part in enumerate(split.parts):
         places = part.places
         own = step.changed((places.rows, places.length), places.taken, number)
@@ -134,6 +136,8 @@ def _by_part(step: _Call, cache: Any, split: SplitLayer | PackedLayer) -> Any:
         if part.called is not None:
             part.called(partial(_repeat, own, places, within))
         results.append(tree_map(places.restored, result))
+        if isinstance(split, SplitLayer) and split.launches:
+            mx.async_eval(results[-1], part.cache.state)
     return tree_map(split.joint.joined, results[0], *results[1:])
 
 

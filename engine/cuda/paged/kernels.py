@@ -13,6 +13,8 @@ from chairlift.engine.cuda.paged import put as paged_put
 from chairlift.engine.cuda.paged.arrays import ChunkStep, TokenStep
 from chairlift.engine.cuda.paged.chunk_attention import chunk_attention
 from chairlift.engine.cuda.paged.copy_pages import copy_pages
+from chairlift.engine.cuda.paged.latent_attention import latent_attention
+from chairlift.engine.cuda.paged.latent_selftest import latents_right
 from chairlift.engine.cuda.paged.packing import pack
 from chairlift.engine.cuda.paged.tiles import Form, tile_table
 from chairlift.engine.cuda.paged.token_attention import DTYPES, HEAD_DIMS, token_attention
@@ -55,6 +57,24 @@ class CudaPages:
         tiles = tokens.tiles_of(form, self.tile_table)
         chunks = ChunkStep(step.pages, tiles.array, tiles.slots, seen.lengths, single)
         return chunk_attention(queries, new, buffers, chunks, scale, window, sinks, quantization)
+
+    def attend_latent(
+        self,
+        queries: mx.array,
+        rotary: mx.array,
+        new: KeysValues,
+        buffers: KeysValues,
+        step: KindStep,
+        scale: float,
+    ) -> mx.array:
+        if not latents_right():
+            raise ValueError("the kernel for latent attention does not work here")
+        arrays = step.tokens.arrays
+        seen = TokenStep(
+            *(step.pages, arrays.owners, arrays.begins), *(step.lengths(None), arrays.stops)
+        )
+        limit = step.tokens.sizes.column_limit
+        return latent_attention(queries, rotary, new, buffers, seen, limit, scale)
 
     def tile_table(
         self, chunks: Sequence[ChunkPlace], sizes: StepSizes, form: Hashable

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 TOLERANCE = 0.02
 _ERROR = "no CUDA kernels for attention, MLX's own is used: %s"
 _MISMATCH = "the CUDA kernels for attention are wrong on this device; MLX's own is used"
-_ATTENTION_TRIAL = Trial(
+ATTENTION_TRIAL = Trial(
     elementwise(TOLERANCE), log, error=_ERROR, level=logging.WARNING, mismatch=_MISMATCH
 )
 _PUT_TRIAL = Trial(identical, log, error=_ERROR, level=logging.WARNING, mismatch=_MISMATCH)
@@ -218,8 +218,8 @@ def _right(inputs: _Inputs, window: int | None, kernel: Callable[[], mx.array]) 
         )
 
     # NOTE: the kernel runs first: it writes the columns that the reference reads.
-    result = _ATTENTION_TRIAL.attempt(ours)
-    return result is not None and _ATTENTION_TRIAL.passes(mlx, lambda: result)
+    result = ATTENTION_TRIAL.attempt(ours)
+    return result is not None and ATTENTION_TRIAL.passes(mlx, lambda: result)
 
 
 def _random(*shape: int, seed: int) -> mx.array:

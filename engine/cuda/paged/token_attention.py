@@ -70,12 +70,12 @@ def token_attention(
     group = queries.shape[1] // pool.keys.shape[1]
     _compile(queries.dtype, queries.shape[3], group, sinks is not None, quantization)
     count = len(queries) if count is None else count
-    span = _span(count * queries.shape[1] // _heads_per_block(group))
+    span = span_of(count * queries.shape[1] // _heads_per_block(group))
     splits = -(-(limit + 16) // span)
     return _attend(queries, new, pool, step, scale, sinks, span, splits, quantization, count)
 
 
-def _span(blocks: int) -> int:
+def span_of(blocks: int) -> int:
     """The most columns of a block, if there are so many ``blocks`` without splits."""
     return next((span for most, span in SPANS if blocks <= most), MAX_SPAN)
 

@@ -10,6 +10,9 @@ template <typename T> __device__ inline unsigned pair(T low, T high) {
 }
 
 #ifndef EMULATED
+// Shared memory whose size the launch requests; ``bytes`` is for the emulator.
+#define DYNAMIC_SHARED(name, bytes) extern __shared__ uint4 name[];
+
 // Adds 16 rows of 16 numbers, times 16 columns of eight. A thread has the rows g = lane / 4 and
 // g + 8; of the sum the columns 2 * (lane % 4) and the next.
 template <bool BFLOAT>

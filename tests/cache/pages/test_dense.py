@@ -16,7 +16,7 @@ from chairlift.cache.pages.dense import DenseLayer
 from chairlift.cache.pages.kernels import KeysValues
 from chairlift.cache.pages.layer import paged_step
 from chairlift.cache.pages.memory import PagedMemory
-from chairlift.cache.pages.step_parts import Division
+from chairlift.cache.pages.step_parts import Division, PagedAttention
 from chairlift.cache.snapshot import LayerKind
 
 KINDS = (LayerKind(None), LayerKind(100), LayerKind(20))
@@ -66,7 +66,7 @@ def _step(
     counts = [count for _, count in rows]
     drafted = [counts] if max(counts, default=1) > 1 else None
     new_chunks = [(prompt, count) for prompt, count, _ in chunks]
-    division = Division(dense=True)
+    division = Division(attention=PagedAttention.DENSE)
     with paged_step([band], new_chunks, drafted=drafted, division=division) as step:
         for kind, layer in zip(KINDS, step.layers(), strict=True):
             assert isinstance(layer, DenseLayer)

@@ -19,7 +19,14 @@ from chairlift.engine.cuda import gated_delta, grouped, heads, low_rank, skinny
 from chairlift.engine.cuda.grouped import Weights, grouped_product
 from chairlift.engine.cuda.heads import HeadNorms, Heads, split_heads, swiglu
 from chairlift.engine.cuda.low_rank import add_low_rank
-from chairlift.engine.cuda.paged import chunk_attention, copy_pages, packing, put, token_attention
+from chairlift.engine.cuda.paged import (
+    chunk_attention,
+    copy_pages,
+    latent_attention,
+    packing,
+    put,
+    token_attention,
+)
 from chairlift.engine.cuda.paged.arrays import ChunkStep, TokenStep
 from chairlift.engine.cuda.paged.tiles import Form, chunk_tiles
 from chairlift.engine.cuda.skinny import Norm, skinny_product
@@ -30,7 +37,7 @@ pytestmark = [
 ]
 
 MODULES: list[ModuleType] = [
-    *(chunk_attention, token_attention, put, packing, copy_pages),
+    *(chunk_attention, token_attention, latent_attention, put, packing, copy_pages),
     *(gated_delta, heads, grouped, low_rank, skinny),
 ]
 EIGHT, FOUR = Quantization(8, 64), Quantization(4, 32)
@@ -124,6 +131,19 @@ def test_attention_of_chunks_compiles(
     lengths = _numbers(9, dtype=mx.int32)
     step = ChunkStep(_numbers(8, dtype=mx.int32), mx.array(tiles), slots, lengths, queries)
     chunk_attention.chunk_attention(queries, new, pool, step, 0.1, quantization=quantization)
+
+
+@pytest.mark.parametrize("heads", [16, 128])
+@pytest.mark.parametrize("latent", [256, 512])
+def test_latent_attention_compiles(heads: int, latent: int, compiled: list[Compiled]) -> None:
+    new, pool = (
+        KeysValues(*(_numbers(*shape, dim) for dim in (latent, 64)))
+        for shape in ((1, 1, 1), (9, 1, PAGE_TOKENS))
+    )
+    queries, rotary = (_numbers(1, heads, 1, dim) for dim in (latent, 64))
+    zeros = _numbers(1, dtype=mx.int32)
+    step = TokenStep(_numbers(8, dtype=mx.int32), zeros, zeros, zeros, zeros)
+    latent_attention.latent_attention(queries, rotary, new, pool, step, 512, 0.1)
 
 
 @pytest.mark.parametrize("quantization", [EIGHT, FOUR])

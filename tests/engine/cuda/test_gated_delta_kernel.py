@@ -7,7 +7,7 @@ import pytest
 from emulator.kernels import COMPILER, emulated
 
 from chairlift.engine.cuda import gated_delta
-from chairlift.engine.model.recurrent.gated_delta import gated_delta_blocks
+from chairlift.engine.model.layers.gated_delta import gated_delta_blocks
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++ on Linux")
 

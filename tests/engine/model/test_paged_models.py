@@ -16,6 +16,7 @@ from support.engine.reference import solo_tokens
 from chairlift.cache.kinds import layer_kinds, make_batch, make_pages
 from chairlift.cache.pages.memory import can_page
 from chairlift.cache.pages.page import step_size
+from chairlift.cache.pages.step_parts import PagedAttention
 from chairlift.engine.messages import SamplingParams, Submit
 from chairlift.engine.model import attention
 from chairlift.engine.model.adapters import adapt
@@ -58,11 +59,25 @@ def test_other_kinds_of_caches_are_columns(name: str) -> None:
     assert not can_page(layer_kinds(model))
 
 
-def test_latent_attention_reads_copies_of_pages() -> None:
-    """It adds a part of its scores as a mask, which the kernels do not know."""
-    choice = selected("deepseek_v3")
-    assert choice.make_pages is not None
-    assert choice.forward.splits
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("deepseek_v3", "glm4_moe_lite", "longcat_flash", "mistral4"),
+        *("kimi_linear", "bailing_hybrid", "bailing_moe_v3"),  # beside recurrent layers
+    ],
+)
+def test_latent_attention_has_a_kernel(name: str) -> None:
+    choice = selected(name)
+    assert isinstance(choice.forward, PagedForward)
+    assert choice.forward.attention is PagedAttention.LATENT
+
+
+@pytest.mark.parametrize("name", ["gemma2", "deepseek_v32"])
+def test_other_attention_of_model_files_reads_copies_of_pages(name: str) -> None:
+    """Scores are capped, or another layer with a cache of its own chooses the columns."""
+    choice = selected(name)
+    assert isinstance(choice.forward, PagedForward)
+    assert choice.forward.attention is PagedAttention.DENSE
 
 
 @pytest.mark.slow

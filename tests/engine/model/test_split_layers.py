@@ -21,6 +21,7 @@ from chairlift.cache.packed.split import Joint, places
 from chairlift.cache.pages import step_parts
 from chairlift.cache.pages.batch import PagedBatch
 from chairlift.cache.pages.page import doubled
+from chairlift.cache.pages.step_parts import PagedAttention
 from chairlift.cache.ring import order_without
 from chairlift.engine.model import attention, split
 from chairlift.engine.model.adapters import adapt
@@ -35,10 +36,12 @@ from chairlift.engine.model.selection import select_forward
 # States alone, beside attention, in a list with it; states of tails only; models that regard the
 # lengths of padded rows, and models that do not.
 RECURRENT = ("lfm2", "qwen3_next", "granitemoehybrid", "falcon_h1", "jamba", "nemotron_h")
-# Attention that pages' kernels do not compute: latent, with an own mask, soft-capped, selective.
-DENSE = ("deepseek_v3", "deepseek_v32", "gemma2", "longcat_flash")
-# Both.
-MIXED = ("kimi_linear", "plamo2")
+# Attention that pages' kernels do not compute: soft-capped, selective.
+DENSE = ("deepseek_v32", "gemma2")
+# Attention that has a kernel of its own.
+LATENT = ("deepseek_v3", "longcat_flash", "mistral4")
+# Recurrent layers beside latent attention, and beside attention with a mask of the model.
+MIXED = ("kimi_linear", "bailing_hybrid", "plamo2")
 
 NO_ROWS = mx.zeros((0,), mx.int32)
 
@@ -137,12 +140,29 @@ def _serve(
 LENGTHS = [1, 2, 5, 30, 70]
 
 
+class NoLatents(HostPages):
+    """A device without a kernel for latent attention."""
+
+    def attend_latent(self, *given: Any) -> mx.array:
+        raise ValueError("no kernel for latent attention")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*RECURRENT, *DENSE, *MIXED])
-def test_steps_over_pages_equal_separate_calls(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "kernels"),
+    [
+        *((name, HostPages) for name in (*RECURRENT, *DENSE, *LATENT, *MIXED)),
+        *((name, NoLatents) for name in (*LATENT[:2], *MIXED[:2])),
+    ],
+)
+def test_steps_over_pages_equal_separate_calls(name: str, kernels: type[HostPages]) -> None:
     model = _model(name)
-    make, forward = _paged(model, HostPages())
-    assert forward.splits == (name not in RECURRENT)
+    make, forward = _paged(model, kernels())
+    if name in RECURRENT:
+        assert forward.attention is PagedAttention.KERNEL
+    else:
+        latent = name in (*LATENT, *MIXED[:2]) and kernels is HostPages
+        assert forward.attention is (PagedAttention.LATENT if latent else PagedAttention.DENSE)
     ours = _serve(forward, make, 1)
     theirs = _serve(Forward(model, None, packs=False), partial(make_batch, model), 1, alone=True)
     for one, other in zip(ours, theirs, strict=True):
@@ -180,7 +200,7 @@ def test_rows_of_very_different_lengths_have_several_calls(
 
     monkeypatch.setattr(step_parts.StepParts.dense_groups, "func", counted)
     model = _model(name)
-    make, forward = _paged(model, HostPages())
+    make, forward = _paged(model, NoLatents())
     ours = _serve(forward, make, 3)
     theirs = _serve(Forward(model, None, packs=False), partial(make_batch, model), 3, alone=True)
     assert max(calls) > 3
@@ -220,6 +240,26 @@ def test_compiled_steps_equal_others(name: str) -> None:
         assert mx.allclose(one, other, rtol=2e-3, atol=2e-3)
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("traceable")
+def test_steps_with_prompts_are_compiled_with_latent_attention() -> None:
+    """In advance, too, as with other kernels over pages; no layer is called part by part."""
+    model = _model("deepseek_v3")
+    make, forward = _paged(model, HostPages(traceable=True))
+    forward._chunk_steps = steps = ComparedSteps(forward._logits)
+    memory = make().memory  # type: ignore[attr-defined]
+    forward.compile(memory, 2, 0, 80)
+    in_advance = steps.compared
+    assert in_advance >= 2
+    for number in range(3):
+        prompt: Cache = make()
+        prompt.join()
+        tokens = [(number + at) % VOCAB for at in range(70)]
+        mx.eval(forward([], NO_ROWS, [Chunk(prompt, tokens, 1)]).logits)
+        prompt.reset()
+    assert steps.compared == in_advance + 3
+
+
 def test_models_that_do_not_regard_lengths_have_a_call_for_each_prompt() -> None:
     for name, pads in (("lfm2", True), ("qwen3_next", True), ("jamba", False)):
         assert _paged(_model(name), HostPages())[1].pads == pads
@@ -227,7 +267,7 @@ def test_models_that_do_not_regard_lengths_have_a_call_for_each_prompt() -> None
 
 def test_long_chunks_have_several_calls_if_the_model_keeps_its_scores() -> None:
     model = _model("deepseek_v3")
-    make, forward = _paged(model, HostPages())
+    make, forward = _paged(model, NoLatents())
     prompt = [1 + number % (VOCAB - 1) for number in range(90)]
     results = []
     for pairs in (None, 500):

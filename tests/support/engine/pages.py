@@ -47,6 +47,40 @@ class HostPages:
         sinks: mx.array | None,
         quantization: Quantization | None,
     ) -> mx.array:
+        keys, values, seen = self._fetched(new, buffers, step, window, quantization)
+        return mx.fast.scaled_dot_product_attention(
+            queries, keys, values, scale=scale, mask=seen[:, None, None], sinks=sinks
+        )
+
+    def attend_latent(
+        self,
+        queries: mx.array,
+        rotary: mx.array,
+        new: KeysValues,
+        buffers: KeysValues,
+        step: KindStep,
+        scale: float,
+    ) -> mx.array:
+        latents, keys, seen = self._fetched(new, buffers, step, None, None)
+        latents = mx.where(seen[:, None, :, None], latents, 0)
+        scores = scale * (queries @ latents.swapaxes(2, 3)) + rotary @ keys.swapaxes(2, 3)
+        scores = mx.where(seen[:, None, None], scores, -mx.inf)
+        return mx.softmax(scores, axis=-1) @ latents
+
+    def _fetched(
+        self,
+        new: KeysValues,
+        buffers: KeysValues,
+        step: KindStep,
+        window: int | None,
+        quantization: Quantization | None,
+    ) -> tuple[mx.array, mx.array, mx.array]:
+        """Writes a step's tokens.
+
+        Returns:
+            All keys and values of each token's sequence, ``[tokens, key heads, columns, dim]``, and
+            which columns the token sees, ``[tokens, columns]``.
+        """
         stored = KeysValues(*map(quantization.pack, new)) if quantization else new
         tokens, arrays, table = step.tokens, step.tokens.arrays, step.pages
         owners = arrays.owners
@@ -68,7 +102,7 @@ class HostPages:
         except (ValueError, RuntimeError):  # while a step is traced, there are no numbers
             if not self.traceable:
                 raise
-            self.traces.append(queries.shape[0])
+            self.traces.append(new.keys.shape[0])
             positions = arrays.stops - 1
             places = table[table[owners] + positions // PAGE_TOKENS]
             for buffer, array in zip(buffers, stored, strict=True):
@@ -87,9 +121,7 @@ class HostPages:
         # Columns that are not seen may contain anything: the mask replaces their scores, but NaN
         # times a weight of 0 would be NaN.
         values = mx.where(seen[:, None, :, None], values, 0)
-        return mx.fast.scaled_dot_product_attention(
-            queries, keys, values, scale=scale, mask=seen[:, None, None], sinks=sinks
-        )
+        return keys, values, seen
 
     def tile_table(
         self, chunks: Sequence[ChunkPlace], sizes: StepSizes, form: Hashable

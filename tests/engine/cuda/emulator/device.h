@@ -29,6 +29,8 @@ struct __half {
 struct float4 { float x, y, z, w; };
 struct uint4 { unsigned x, y, z, w; };
 
+#define DYNAMIC_SHARED(name, bytes) __shared__ uint4 name[(bytes) / 16];
+
 void __threadfence() {}
 template <typename T> T __ldcg(const T* from) { return *from; }
 int atomicAdd(int* to, int number) {

@@ -62,6 +62,7 @@ class Kernel:
     source: str
     header: str = ""
     ensure_row_contiguous: bool = True
+    shared_memory: int = 0
 
     def __call__(
         self,

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from mlx_lm.models import bailing_moe_linear, ssm
 from support.engine.reference import logits_of_prompt
 
-from chairlift.engine.model.recurrent import decayed
-from chairlift.engine.model.recurrent.decayed import decayed_attention
+from chairlift.engine.model.layers import decayed
+from chairlift.engine.model.layers.decayed import decayed_attention
 
 # The model files of mlx-lm that call these functions. Some cannot be imported, so they are read.
 FILES = sorted(

@@ -1,4 +1,4 @@
-"""Replaces what the recurrent layers of a model call."""
+"""Replaces what the layers of a model call."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from typing import Any
 
 import mlx.core as mx
 
-from chairlift.engine.model.recurrent import decayed, depthwise, gated_delta
-from chairlift.engine.model.recurrent.gated_delta import Kernel
+from chairlift.engine.model.layers import decayed, depthwise, gated_delta, head_products
+from chairlift.engine.model.layers.gated_delta import Kernel
 
 
 def install(model: Any, kernel: Kernel | None = None) -> None:
-    """Replaces all of them, unless MLX has Metal, for which mlx-lm has kernels.
+    """Replaces all of them; on Metal not those for which mlx-lm has kernels.
 
     Args:
         kernel: computes the gated delta rule of what it takes.
     """
+    head_products.install(model)
     if not mx.metal.is_available():
         depthwise.install(model)
         gated_delta.install(model, kernel)

@@ -15,8 +15,8 @@ from mlx.utils import tree_flatten
 from mlx_lm.models import mamba2
 from support.engine.reference import logits_of_prompt
 
-from chairlift.engine.model.recurrent import depthwise
-from chairlift.engine.model.recurrent.depthwise import MAX_TAPS, DepthwiseConv1d
+from chairlift.engine.model.layers import depthwise
+from chairlift.engine.model.layers.depthwise import MAX_TAPS, DepthwiseConv1d
 
 # The model files of mlx-lm with such layers. Some files cannot be imported, so they are read.
 FILES = sorted(

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import mlx.core as mx
 
 from chairlift.engine.model.attention import names_of
-from chairlift.engine.model.recurrent.blocks import block_size, cut, decays, joined, sums
+from chairlift.engine.model.layers.blocks import block_size, cut, decays, joined, sums
 
 # Maximum tokens of a block: with one decay for each head, and with one for each key dimension.
 MAX_BLOCK, MAX_VECTOR_BLOCK = 64, 32

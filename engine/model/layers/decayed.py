@@ -16,7 +16,7 @@ from typing import Any
 import mlx.core as mx
 
 from chairlift.engine.model.attention import names_of
-from chairlift.engine.model.recurrent.blocks import block_size, cut, decays, joined, sums
+from chairlift.engine.model.layers.blocks import block_size, cut, decays, joined, sums
 
 MIN_BLOCK, MAX_BLOCK = 8, 64
 

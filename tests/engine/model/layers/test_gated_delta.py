@@ -19,8 +19,8 @@ from mlx_lm.models import gated_delta as mlx_lm_rule
 from mlx_lm.models.cache import make_prompt_cache
 from support.engine.reference import logits_of_prompt
 
-from chairlift.engine.model.recurrent import gated_delta
-from chairlift.engine.model.recurrent.gated_delta import (
+from chairlift.engine.model.layers import gated_delta
+from chairlift.engine.model.layers.gated_delta import (
     MIN_TOKENS,
     gated_delta_blocks,
     inverse_unit_lower,
