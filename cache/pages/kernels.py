@@ -47,13 +47,14 @@ class PageKernels(Protocol):
 
         Args:
             queries: ``[tokens, heads, 1, dim]``.
-            new: the tokens' keys and values, ``[tokens, key heads, 1, dim]``.
+            new: the tokens' keys and values, ``[tokens, key heads, 1, dim]``. Values may have
+                another dimension.
             window: the number of tokens that a query sees, its own included; None: all.
             sinks: ``[heads]``, or None.
             quantization: that of the pages; None if they have the type of the keys.
 
         Returns:
-            ``[tokens, heads, 1, dim]``.
+            ``[tokens, heads, 1, value dim]``.
 
         Raises:
             ValueError: there is no kernel for these shapes or types.

@@ -62,7 +62,7 @@ def chunk_attention(
 
     Args:
         queries: ``[tokens, heads, 1, dim]``, float16 or bfloat16.
-        new: ``[tokens, key heads, 1, dim]``.
+        new: ``[tokens, key heads, 1, dim]``; values may have fewer numbers than keys.
         pool: ``[pages, key heads, PAGE_TOKENS, dim]``, contiguous; packed, if there is a
             quantization, and then nothing is written: ``packing.pack`` does that.
         step: the chunks, which need not have all of the tokens, and the results of others.
@@ -72,28 +72,31 @@ def chunk_attention(
         quantization: that of the pool.
 
     Returns:
-        ``[tokens, heads, 1, dim]`` of the queries' type; undefined for tokens of no tile.
+        ``[tokens, heads, 1, value dim]`` of the queries' type; undefined for tokens of no tile.
     """
     group = queries.shape[1] // pool.keys.shape[1]
-    _compile(queries.dtype, queries.shape[3], group, sinks is not None, quantization)
+    dims = queries.shape[3], new.values.shape[3]
+    _compile(queries.dtype, dims, group, sinks is not None, quantization)
     return _attend(queries, new, pool, step, scale, window, sinks, quantization)
 
 
 @functools.cache
 def _compile(
     dtype: mx.Dtype,
-    dim: int,
+    dims: tuple[int, int],
     group: int,
     with_sinks: bool,
     quantization: Quantization | None,
 ) -> None:
     """Compiles the kernel at the first call; takes seconds."""
-    queries, new = (mx.zeros((1, heads, 1, dim), dtype) for heads in (group, 1))
-    pool = empty_pool(dim, dtype, quantization)
+    queries = mx.zeros((1, group, 1, dims[0]), dtype)
+    new = KeysValues(*(mx.zeros((1, 1, 1, dim), dtype) for dim in dims))
+    decoded = mx.zeros((1, group, 1, dims[1]), dtype)
+    pool = empty_pool(dims, dtype, quantization)
     sinks = mx.zeros((group,)) if with_sinks else None
     tiles = mx.array([[0, 0, 1, 0, 0, 0, 1, 0]], mx.int32)
-    step = ChunkStep(mx.zeros((2,), mx.int32), tiles, 0, mx.zeros((1,), mx.int32), queries)
-    mx.eval(_attend(queries, KeysValues(new, new), pool, step, 1.0, None, sinks, quantization))
+    step = ChunkStep(mx.zeros((2,), mx.int32), tiles, 0, mx.zeros((1,), mx.int32), decoded)
+    mx.eval(_attend(queries, new, pool, step, 1.0, None, sinks, quantization))
 
 
 def _attend(
@@ -106,7 +109,8 @@ def _attend(
     sinks: mx.array | None,
     quantization: Quantization | None,
 ) -> mx.array:
-    heads, dim = queries.shape[1], queries.shape[3]
+    tokens, heads, _, dim = queries.shape
+    value_dim = new.values.shape[3]
     heads_per_block = _heads_per_block(heads // pool.keys.shape[1])
     blocks = heads // heads_per_block
     # A recurring size, so that the memory serves other steps.
@@ -131,6 +135,7 @@ def _attend(
             ("T", queries.dtype),
             ("BFLOAT", queries.dtype == mx.bfloat16),
             ("DIM", dim),
+            ("VALUE", value_dim),
             ("COLUMNS", block_columns(dim)),
             ("ROWS", TILE),
             ("HEADS", heads_per_block),
@@ -140,7 +145,11 @@ def _attend(
         ],
         grid=(blocks * TILE * 2, step.tiles.shape[0], 1),
         threadgroup=(TILE * 2, 1, 1),
-        output_shapes=[queries.shape, (max(1, places), TILE, dim), (max(1, places), TILE, 2)],
+        output_shapes=[
+            (tokens, heads, 1, value_dim),
+            (max(1, places), TILE, value_dim),
+            (max(1, places), TILE, 2),
+        ],
         output_dtypes=[queries.dtype, mx.float32, mx.float32],
     )
     return mixed

@@ -17,7 +17,12 @@ from chairlift.engine.cuda.paged.latent_attention import latent_attention
 from chairlift.engine.cuda.paged.latent_selftest import latents_right
 from chairlift.engine.cuda.paged.packing import pack
 from chairlift.engine.cuda.paged.tiles import Form, tile_table
-from chairlift.engine.cuda.paged.token_attention import DTYPES, HEAD_DIMS, token_attention
+from chairlift.engine.cuda.paged.token_attention import (
+    DIM_MULTIPLE,
+    DTYPES,
+    MAX_DIM,
+    token_attention,
+)
 
 
 class CudaPages:
@@ -34,7 +39,7 @@ class CudaPages:
         sinks: mx.array | None,
         quantization: Quantization | None,
     ) -> mx.array:
-        check(*new)
+        check(*new, quantization)
         tokens, arrays = step.tokens, step.tokens.arrays
         if quantization is not None:
             places = step.pages, arrays.owners, arrays.stops
@@ -91,9 +96,12 @@ class CudaPages:
         return copy_pages(buffers, pairs)
 
 
-def check(keys: mx.array, values: mx.array) -> None:
+def check(keys: mx.array, values: mx.array, quantization: Quantization | None) -> None:
     """Raises ValueError if there is no kernel for the shape or type of keys and values."""
-    if keys.shape != values.shape or keys.dtype != values.dtype:
+    dim, value_dim = keys.shape[3], values.shape[3]
+    differ = dim < value_dim or (dim != value_dim and quantization is not None)
+    if keys.shape[:3] != values.shape[:3] or keys.dtype != values.dtype or differ:
         raise ValueError(f"no kernel for keys {keys.shape} and values {values.shape}")
-    if keys.dtype not in DTYPES or keys.shape[3] not in HEAD_DIMS:
-        raise ValueError(f"no kernel for heads of {keys.shape[3]} numbers, {keys.dtype}")
+    fits = all(each % DIM_MULTIPLE == 0 and 0 < each <= MAX_DIM for each in (dim, value_dim))
+    if keys.dtype not in DTYPES or not fits:
+        raise ValueError(f"no kernel for heads of {dim} and {value_dim} numbers, {keys.dtype}")

@@ -25,7 +25,8 @@ from chairlift.engine.cuda.paged.arrays import (
 from chairlift.engine.cuda.paged.packing import template_of
 from chairlift.engine.cuda.source import included
 
-HEAD_DIMS = (64, 80, 96, 128, 192, 256)
+# Head dimensions: all multiples up to the largest.
+DIM_MULTIPLE, MAX_DIM = 16, 256
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 # Head dimensions for which tensor cores are used, if keys are float16 or bfloat16.
 TENSOR_DIMS = (64, 128, 192, 256)
@@ -53,7 +54,7 @@ def token_attention(
 
     Args:
         queries: ``[tokens, heads, 1, dim]``.
-        new: ``[tokens, key heads, 1, dim]``.
+        new: ``[tokens, key heads, 1, dim]``; values may have fewer numbers than keys.
         pool: ``[pages, key heads, PAGE_TOKENS, dim]``, contiguous; packed, if there is a
             quantization, and then nothing is written: ``packing.pack`` does that.
         step: the tokens' columns.
@@ -65,10 +66,11 @@ def token_attention(
         count: only so many tokens, the first ones, are computed; None: all.
 
     Returns:
-        ``[count, heads, 1, dim]`` of the queries' type; undefined for tokens without columns.
+        ``[count, heads, 1, value dim]`` of the queries' type; undefined for tokens without columns.
     """
     group = queries.shape[1] // pool.keys.shape[1]
-    _compile(queries.dtype, queries.shape[3], group, sinks is not None, quantization)
+    dims = queries.shape[3], new.values.shape[3]
+    _compile(queries.dtype, dims, group, sinks is not None, quantization)
     count = len(queries) if count is None else count
     span = span_of(count * queries.shape[1] // _heads_per_block(group))
     splits = -(-(limit + 16) // span)
@@ -83,30 +85,33 @@ def span_of(blocks: int) -> int:
 @functools.cache
 def _compile(
     dtype: mx.Dtype,
-    dim: int,
+    dims: tuple[int, int],
     group: int,
     with_sinks: bool,
     quantization: Quantization | None,
 ) -> None:
     """Compiles the kernels for few tokens and for many at the first call; takes seconds each."""
-    queries, new = (mx.zeros((1, heads, 1, dim), dtype) for heads in (group, 1))
+    queries = mx.zeros((1, group, 1, dims[0]), dtype)
+    new = KeysValues(*(mx.zeros((1, 1, 1, dim), dtype) for dim in dims))
     sinks = mx.zeros((group,)) if with_sinks else None
     one, zero = (mx.array([number], mx.int32) for number in (1, 0))
     step = TokenStep(mx.zeros((2,), mx.int32), zero, zero, one, one)
     for splits in (1, 2):
         # Each call has a pool of its own: the kernel writes to it.
-        pool = empty_pool(dim, dtype, quantization)
+        pool = empty_pool(dims, dtype, quantization)
         mx.eval(
             _attend(
-                *(queries, KeysValues(new, new), pool, step, 1.0, sinks),
+                *(queries, new, pool, step, 1.0, sinks),
                 *(MAX_SPAN, splits, quantization, 1),
             )
         )
 
 
-def empty_pool(dim: int, dtype: mx.Dtype, quantization: Quantization | None) -> KeysValues:
-    """A pool of one page with one key head."""
-    pages = (mx.zeros((1, 1, PAGE_TOKENS, dim), dtype) for _ in range(2))
+def empty_pool(
+    dims: tuple[int, int], dtype: mx.Dtype, quantization: Quantization | None
+) -> KeysValues:
+    """A pool of one page with one key head, for keys and values of such dimensions."""
+    pages = (mx.zeros((1, 1, PAGE_TOKENS, dim), dtype) for dim in dims)
     return KeysValues(*(map(quantization.pack, pages) if quantization else pages))
 
 
@@ -124,6 +129,7 @@ def _attend(
 ) -> mx.array:
     """Launches the kernels for the first ``tokens`` tokens."""
     _, heads, _, dim = queries.shape
+    value_dim = new.values.shape[3]
     group = heads // pool.keys.shape[1]
     heads_per_block = _heads_per_block(group)
     blocks = heads // heads_per_block
@@ -146,6 +152,7 @@ def _attend(
         template=[
             ("T", queries.dtype),
             ("DIM", dim),
+            ("VALUE", value_dim),
             ("HEADS", heads_per_block),
             ("WARPS", warps),
             ("PAGE", PAGE_TOKENS),
@@ -157,8 +164,8 @@ def _attend(
         grid=(splits * warps * 32, blocks, tokens),
         threadgroup=(warps * 32, 1, 1),
         output_shapes=[
-            (tokens, heads, 1, dim),
-            (tokens, heads, splits, dim) if many else (1,),
+            (tokens, heads, 1, value_dim),
+            (tokens, heads, splits, value_dim) if many else (1,),
             (tokens, heads, splits, 2) if many else (1,),
         ],
         output_dtypes=[queries.dtype, mx.float32, mx.float32],

@@ -6,10 +6,7 @@
 // values are in use, and values while the keys are. Scores are exponents of two: log2(e) is part of
 // ``scale``.
   constexpr float LEAST = -1e30f, NEVER = -3e38f;
-  constexpr int THREADS = ROWS * 2, STRIDE = DIM + 8;
-  constexpr int POOLED = row_size<T, DIM, GROUP, BITS>();  // numbers of a column in the pool
-  constexpr int PIECES = DIM / 8;         // of 16 bytes in a row
-  constexpr int LANES = PIECES & -PIECES;  // that copy a row
+  constexpr int THREADS = ROWS * 2, STRIDE = DIM + 8;  // a value has at most DIM numbers
   const int key_heads = keys_shape[1], parts = gridDim.x / key_heads;
   const int key_head = blockIdx.x / parts;
   const int head = blockIdx.x * HEADS;  // the first of the part
@@ -18,10 +15,10 @@
   const int* tile = tiles + (gridDim.y - 1 - blockIdx.y) * tiles_shape[1];
   const int begin = tile[1], first = tile[4], split = tile[5], splits = tile[6];
   if (splits == 0) {  // single tokens, which are computed
-    constexpr int OWN = HEADS * DIM / 8;  // of a token, this block's pieces of 16 bytes
+    constexpr int OWN = HEADS * VALUE / 8;  // of a token, this block's pieces of 16 bytes
     for (int i = threadIdx.x; i < tile[2] * OWN; i += THREADS) {
       if (lengths[tile[0] + i / OWN] == 0) continue;
-      const long at = ((long)(tile[0] + i / OWN) * heads + head) * DIM + i % OWN * 8;
+      const long at = ((long)(tile[0] + i / OWN) * heads + head) * VALUE + i % OWN * 8;
       *(Eight<T>*)(out + at) = *reinterpret_cast<const Eight<T>*>(decoded + at);
     }
     return;
@@ -30,35 +27,48 @@
   const int tokens = min(ROWS / HEADS, tile[2] - first);
   const int position = begin + first, stop = position + tokens;
   const int start = max(0, position - window[0] + 1);  // of the columns that any row sees
-  const int each = key_heads * DIM;  // of the step's keys, numbers of a token
-  const long fresh = (long)tile[0] * each + key_head * DIM;
+  // The place of the chunk's first token among the step's keys, of DIM numbers, or values, of VALUE.
+  const long fresh = (long)tile[0] * key_heads + key_head;
+  // The place of a column among those of the pool.
   const auto pooled = [&](int page, int column) {
-    return (((long)page * key_heads + key_head) * PAGE + column % PAGE) * POOLED;
+    return ((long)page * key_heads + key_head) * PAGE + column % PAGE;
   };
-  if (BITS == 0 && split == 0 && blockIdx.x % parts == 0) {
+  // Writes the tile's tokens, of WIDTH numbers, to the pool.
+  const auto write = [&](auto width, const T* pool, const T* step) {
+    constexpr int WIDTH = decltype(width)::value, PIECES = WIDTH / 8;
     for (int i = threadIdx.x; i < tokens * PIECES; i += THREADS) {
       const int token = i / PIECES, at = i % PIECES * 8, column = position + token;
       // Nobody reads this column of the pool in this step.
-      const long where = pooled(table[column / PAGE], column) + at;
-      const long from = fresh + (long)(first + token) * each + at;
-      *(Eight<T>*)(keys + where) =
-          *reinterpret_cast<const Eight<T>*>(new_keys + from);
-      *(Eight<T>*)(values + where) =
-          *reinterpret_cast<const Eight<T>*>(new_values + from);
+      const long where = pooled(table[column / PAGE], column);
+      const long from = fresh + (long)(first + token) * key_heads;
+      *(Eight<T>*)(pool + where * WIDTH + at) =
+          *reinterpret_cast<const Eight<T>*>(step + from * WIDTH + at);
     }
+  };
+  if (BITS == 0 && split == 0 && blockIdx.x % parts == 0) {
+    write(Constant<DIM>(), (const T*)keys, new_keys);
+    write(Constant<VALUE>(), (const T*)values, new_values);
   }
   __shared__ Eight<T> all_keys[COLUMNS * STRIDE / 8];
   __shared__ Eight<T> all_values[COLUMNS * STRIDE / 8];
 
-  const int own_row = threadIdx.x / LANES, own_piece = threadIdx.x % LANES;
-  // Begins to copy the columns from ``base`` on; those that no row sees become zeros. Packed ones
-  // are there afterwards.
-  const auto load = [&](Eight<T>* to, const auto* pool, const T* packed, int page, int base) {
+  // Begins to copy the columns from ``base`` on, of WIDTH numbers each; those that no row sees
+  // become zeros. Packed ones are there afterwards.
+  const auto load = [&](auto width, Eight<T>* to, const auto* pool, const T* packed, int page,
+                        int base) {
+    constexpr int WIDTH = decltype(width)::value;
+    constexpr int POOLED = row_size<T, WIDTH, GROUP, BITS>();  // numbers of a column in the pool
+    constexpr int PIECES = WIDTH / 8;        // of 16 bytes in a row
+    constexpr int LANES = PIECES & -PIECES;  // that copy a row
+    const int own_row = threadIdx.x / LANES, own_piece = threadIdx.x % LANES;
+    if (THREADS / LANES > COLUMNS && own_row >= COLUMNS) return;
+    const int each = key_heads * WIDTH;  // of the step's arrays, numbers of a token
+    packed += fresh * WIDTH;
     const bool old = base < begin;
     const bool whole = base >= start && base + COLUMNS <= (old ? begin : stop);
     to += own_row * (STRIDE / 8) + own_piece;
     if (BITS && old) {
-      const auto* rows = pool + pooled(page, base);
+      const auto* rows = pool + pooled(page, base) * POOLED;
       #pragma unroll 4
       for (int row = 0; row < COLUMNS; row += THREADS / LANES) {
         const int column = base + own_row + row;
@@ -66,18 +76,18 @@
         for (int piece = 0; piece < PIECES; piece += LANES) {
           Eight<T>* place = to + row * (STRIDE / 8) + piece;
           if (column >= start && column < begin) {
-            *place = piece_of<T, DIM, GROUP, BITS>(
+            *place = piece_of<T, WIDTH, GROUP, BITS>(
                 rows + (own_row + row) * POOLED, own_piece + piece);
           } else {
-            copy_later(place, packed + fresh + (long)(column - begin) * each +
+            copy_later(place, packed + (long)(column - begin) * each +
                 (own_piece + piece) * 8, column >= start && column < stop);
           }
         }
       }
     } else if (whole) {
-      const int stride = old ? DIM : each;
-      const T* from = old ? (const T*)(pool + pooled(page, base))
-                          : packed + fresh + (long)(base - begin) * each;
+      const int stride = old ? WIDTH : each;
+      const T* from = old ? (const T*)(pool + pooled(page, base) * POOLED)
+                          : packed + (long)(base - begin) * each;
       from += own_row * stride + own_piece * 8;
       #pragma unroll
       for (int row = 0; row < COLUMNS; row += THREADS / LANES) {
@@ -91,8 +101,8 @@
       for (int row = 0; row < COLUMNS; row += THREADS / LANES) {
         const int column = base + own_row + row;
         const bool real = column >= start && column < stop;
-        const T* from = column < begin ? (const T*)(pool + pooled(page, column))
-                                       : packed + fresh + (long)(column - begin) * each;
+        const T* from = column < begin ? (const T*)(pool + pooled(page, column) * POOLED)
+                                       : packed + (long)(column - begin) * each;
         from += own_piece * 8;
         #pragma unroll
         for (int piece = 0; piece < PIECES; piece += LANES)
@@ -105,10 +115,10 @@
   const int end = min(stop, (unit + units * (split + 1) / splits) * COLUMNS);
   int base = (unit + units * split / splits) * COLUMNS;
   int page = table[base / PAGE];
-  load(all_keys, keys, new_keys, page, base);
+  load(Constant<DIM>(), all_keys, keys, new_keys, page, base);
 
   unsigned query[DIM / 16][4];
-  float mixed[DIM / 8][4] = {}, high[2], sum[2];
+  float mixed[VALUE / 8][4] = {}, high[2], sum[2];
   #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int row = warp * 16 + r * 8 + g, token = min(row / HEADS, tokens - 1);
@@ -134,7 +144,7 @@
     const int next = base + COLUMNS;
     wait_for_copies();
     __syncthreads();  // the keys are here, and nobody needs the former values
-    load(all_values, values, new_values, page, base);
+    load(Constant<VALUE>(), all_values, values, new_values, page, base);
     if (next < end) page = table[next / PAGE];
     float score[COLUMNS / 8][4] = {};
     #pragma unroll
@@ -149,7 +159,7 @@
     }
     wait_for_copies();
     __syncthreads();  // the values are here, and nobody needs these keys
-    if (next < end) load(all_keys, keys, new_keys, page, next);
+    if (next < end) load(Constant<DIM>(), all_keys, keys, new_keys, page, next);
     if (next > position + 1 || base < stop - window[0]) {
       #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -183,7 +193,7 @@
         }
       }
       #pragma unroll
-      for (int n = 0; n < DIM / 8; ++n) { mixed[n][2 * r] *= faded; mixed[n][2 * r + 1] *= faded; }
+      for (int n = 0; n < VALUE / 8; ++n) { mixed[n][2 * r] *= faded; mixed[n][2 * r + 1] *= faded; }
     }
     #pragma unroll
     for (int k = 0; k < COLUMNS / 16; ++k) {
@@ -194,7 +204,7 @@
         weight[i] = rounded<BFLOAT>(pair_of[0], pair_of[1]);
       }
       #pragma unroll
-      for (int n = 0; n < DIM / 16; ++n) {
+      for (int n = 0; n < VALUE / 16; ++n) {
         unsigned loaded[4];
         load_transposed(loaded, value + 16 * k * STRIDE + 16 * n);
         multiply<BFLOAT>(mixed[2 * n], weight, loaded[0], loaded[1]);
@@ -211,9 +221,9 @@
     const float share = 1.f / sum[r];
     const int row = warp * 16 + r * 8 + g, token = row / HEADS;
     if (splits > 1) {
-      float* to = partials + ((place + split) * ROWS + row) * DIM + 2 * c;
+      float* to = partials + ((place + split) * ROWS + row) * VALUE + 2 * c;
       #pragma unroll
-      for (int n = 0; n < DIM / 8; ++n) {
+      for (int n = 0; n < VALUE / 8; ++n) {
         to[8 * n] = mixed[n][2 * r];
         to[8 * n + 1] = mixed[n][2 * r + 1];
       }
@@ -223,9 +233,9 @@
         weight[1] = sum[r];
       }
     } else if (token < tokens) {
-      T* to = out + (rows + (long)token * heads + row % HEADS) * DIM + 2 * c;
+      T* to = out + (rows + (long)token * heads + row % HEADS) * VALUE + 2 * c;
       #pragma unroll
-      for (int n = 0; n < DIM / 8; ++n)
+      for (int n = 0; n < VALUE / 8; ++n)
         *reinterpret_cast<unsigned*>(to + 8 * n) =
             rounded<BFLOAT>(mixed[n][2 * r] * share, mixed[n][2 * r + 1] * share);
     }
@@ -243,7 +253,7 @@
   if (ended < splits) return;
   __threadfence();
   constexpr int SIDE = 4;  // groups of four numbers that a thread merges at once
-  for (int i = threadIdx.x; i < tokens * HEADS * DIM / 4; i += SIDE * THREADS) {
+  for (int i = threadIdx.x; i < tokens * HEADS * VALUE / 4; i += SIDE * THREADS) {
     float highest[SIDE], total[SIDE] = {}, result[SIDE][4] = {};
     #pragma unroll
     for (int e = 0; e < SIDE; ++e) highest[e] = LEAST;
@@ -251,11 +261,11 @@
     for (int s = 0; s < splits; ++s) {
       #pragma unroll
       for (int e = 0; e < SIDE; ++e) {
-        const int at = min(i + e * THREADS, tokens * HEADS * DIM / 4 - 1);
-        const long row = (place + s) * ROWS + at / (DIM / 4);
+        const int at = min(i + e * THREADS, tokens * HEADS * VALUE / 4 - 1);
+        const long row = (place + s) * ROWS + at / (VALUE / 4);
         const float theirs = __ldcg(weights + row * 2), part = __ldcg(weights + row * 2 + 1);
         const float4 numbers = __ldcg(
-            reinterpret_cast<const float4*>(partials + row * DIM) + at % (DIM / 4));
+            reinterpret_cast<const float4*>(partials + row * VALUE) + at % (VALUE / 4));
         const float higher = fmaxf(highest[e], theirs);
         const float mine = power(highest[e] - higher), their = power(theirs - higher);
         highest[e] = higher;
@@ -268,11 +278,11 @@
     }
     #pragma unroll
     for (int e = 0; e < SIDE; ++e) {
-      const int at = i + e * THREADS, row = at / (DIM / 4);
+      const int at = i + e * THREADS, row = at / (VALUE / 4);
       if (row >= tokens * HEADS) continue;
       const float share = 1.f / total[e];
       unsigned* to = reinterpret_cast<unsigned*>(
-          out + (rows + (long)(row / HEADS) * heads + row % HEADS) * DIM + at % (DIM / 4) * 4);
+          out + (rows + (long)(row / HEADS) * heads + row % HEADS) * VALUE + at % (VALUE / 4) * 4);
       to[0] = rounded<BFLOAT>(result[e][0] * share, result[e][1] * share);
       to[1] = rounded<BFLOAT>(result[e][2] * share, result[e][3] * share);
     }

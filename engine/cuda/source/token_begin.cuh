@@ -6,7 +6,7 @@
 // ``span`` columns each at most, or all of them; they begin at multiples of UNIT columns. Scores are exponents of
 // two: log2(e) is part of ``scale``.
   constexpr float LEAST = -1e30f, NEVER = -3e38f;
-  constexpr int UNIT = 16, ROW = row_size<T, DIM, GROUP, BITS>();
+  constexpr int UNIT = 16;
   const int key_heads = keys_shape[1];
   const int splits = gridDim.x, split = blockIdx.x, token = blockIdx.z;
   const int parts = gridDim.y / key_heads, key_head = blockIdx.y / parts;
@@ -21,19 +21,21 @@
   if (split >= used) return;
   const int first = max(start, (unit + units * split / used) * UNIT);
   const int last = min(stop, (unit + units * (split + 1) / used) * UNIT);
-  const long each = (long)key_heads * DIM;  // of the step's keys, numbers of a token
-  const long fresh = token * each + key_head * DIM;
-  // Of a column of the pool, the first number.
+  // The place of a token of the step among keys, of DIM numbers, or values, of VALUE numbers.
+  const long fresh = (long)token * key_heads + key_head;
+  // The place of a column among those of the pool.
   const auto pooled = [&](int page, int column) {
-    return (((long)page * key_heads + key_head) * PAGE + column % PAGE) * ROW;
+    return ((long)page * key_heads + key_head) * PAGE + column % PAGE;
   };
-  if (BITS == 0 && split == 0 && blockIdx.y % parts == 0 && threadIdx.x < DIM / 8) {
+  if (BITS == 0 && split == 0 && blockIdx.y % parts == 0) {
     const int at = threadIdx.x * 8;
     // Nobody reads this column of the pool in this step.
-    const long where = pooled(table[(stop - 1) / PAGE], stop - 1) + at;
-    *(Eight<T>*)(keys + where) =
-        *reinterpret_cast<const Eight<T>*>(new_keys + fresh + at);
-    *(Eight<T>*)(values + where) =
-        *reinterpret_cast<const Eight<T>*>(new_values + fresh + at);
+    const long where = pooled(table[(stop - 1) / PAGE], stop - 1);
+    if (at < DIM)
+      *(Eight<T>*)(keys + where * DIM + at) =
+          *reinterpret_cast<const Eight<T>*>(new_keys + fresh * DIM + at);
+    if (at < VALUE)
+      *(Eight<T>*)(values + where * VALUE + at) =
+          *reinterpret_cast<const Eight<T>*>(new_values + fresh * VALUE + at);
   }
   __shared__ float all_high[WARPS][HEADS], all_sum[WARPS][HEADS];

@@ -1,7 +1,7 @@
 // The last part of a kernel for single tokens: the splits of a token are merged.
   __syncthreads();
-  for (int i = threadIdx.x; i < HEADS * DIM; i += WARPS * 32) {
-    const int h = i / DIM, dim = i % DIM;
+  for (int i = threadIdx.x; i < HEADS * VALUE; i += WARPS * 32) {
+    const int h = i / VALUE, dim = i % VALUE;
     float higher = LEAST;
     #pragma unroll
     for (int w = 0; w < WARPS; ++w) higher = fmaxf(higher, all_high[w][h]);
@@ -14,13 +14,13 @@
     }
     const long whole = (long)token * heads + head + h;
     if (used > 1) {
-      partials[(whole * splits + split) * DIM + dim] = result;
+      partials[(whole * splits + split) * VALUE + dim] = result;
       if (dim == 0) {
         weights[(whole * splits + split) * 2] = higher;
         weights[(whole * splits + split) * 2 + 1] = total;
       }
     } else {
-      out[whole * DIM + dim] = static_cast<T>(total > 0.f ? result / total : 0.f);
+      out[whole * VALUE + dim] = static_cast<T>(total > 0.f ? result / total : 0.f);
     }
   }
   if (used == 1) return;
@@ -36,9 +36,9 @@
   __syncthreads();
   if (ended < used) return;
   __threadfence();
-  constexpr int EACH = (HEADS * DIM + WARPS * 32 - 1) / (WARPS * 32);  // numbers of a thread
+  constexpr int EACH = (HEADS * VALUE + WARPS * 32 - 1) / (WARPS * 32);  // numbers of a thread
   constexpr int AT_ONCE = EACH < 8 ? EACH : 8;  // that it merges together
-  for (int base = threadIdx.x; base < HEADS * DIM; base += AT_ONCE * WARPS * 32) {
+  for (int base = threadIdx.x; base < HEADS * VALUE; base += AT_ONCE * WARPS * 32) {
     float highest[AT_ONCE], total[AT_ONCE] = {}, result[AT_ONCE] = {};
     #pragma unroll
     for (int e = 0; e < AT_ONCE; ++e) highest[e] = LEAST;
@@ -46,10 +46,10 @@
     for (int s = 0; s < used; ++s) {
       #pragma unroll
       for (int e = 0; e < AT_ONCE; ++e) {
-        const int i = min(base + e * WARPS * 32, HEADS * DIM - 1);
-        const long at = ((long)token * heads + head + i / DIM) * splits + s;
+        const int i = min(base + e * WARPS * 32, HEADS * VALUE - 1);
+        const long at = ((long)token * heads + head + i / VALUE) * splits + s;
         const float theirs = __ldcg(weights + at * 2), share = __ldcg(weights + at * 2 + 1);
-        const float number = __ldcg(partials + at * DIM + i % DIM);
+        const float number = __ldcg(partials + at * VALUE + i % VALUE);
         const float higher = fmaxf(highest[e], theirs);
         const float mine = exp2f(highest[e] - higher), their = exp2f(theirs - higher);
         total[e] = total[e] * mine + share * their;
@@ -60,8 +60,8 @@
     #pragma unroll
     for (int e = 0; e < AT_ONCE; ++e) {
       const int i = base + e * WARPS * 32;
-      if (i < HEADS * DIM)
-        out[((long)token * heads + head) * DIM + i] =
+      if (i < HEADS * VALUE)
+        out[((long)token * heads + head) * VALUE + i] =
             static_cast<T>(total[e] > 0.f ? result[e] / total[e] : 0.f);
     }
   }

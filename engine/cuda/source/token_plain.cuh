@@ -1,11 +1,11 @@
 // Scores and sums without tensor cores: any type, any head dimension.
-  __shared__ float all_mixed[WARPS][HEADS][DIM];
+  __shared__ float all_mixed[WARPS][HEADS][VALUE];
   constexpr int LANES = DIM <= 64 ? 8 : (DIM <= 128 ? 16 : 32);  // that share a column
   constexpr int SIDE = 32 / LANES;    // columns that a warp takes side by side
   constexpr int DEEP = 4;             // and one behind the other
   constexpr int STRIDE = WARPS * SIDE;
   const int side = lane / LANES, at = (lane % LANES) * 8;
-  const bool busy = at < DIM;
+  const bool busy = at < DIM, has_value = at < VALUE;
   float query[HEADS][8], mixed[HEADS][8], high[HEADS], sum[HEADS];
   #pragma unroll
   for (int h = 0; h < HEADS; ++h) {
@@ -28,15 +28,17 @@
     #pragma unroll
     for (int d = 0; d < DEEP; ++d) {  // all of it on its way before any of it is needed
       const int column = min(base + d * STRIDE + warp * SIDE + side, last - 1);
-      const int piece = busy ? at / 8 : 0;
+      const int piece = busy ? at / 8 : 0, own = has_value ? at / 8 : 0;
       if (column < begin) {
         const long where = pooled(table[column / PAGE], column);
-        key[d] = piece_of<T, DIM, GROUP, BITS>(keys + where, piece);
-        value[d] = piece_of<T, DIM, GROUP, BITS>(values + where, piece);
+        key[d] = piece_of<T, DIM, GROUP, BITS>(
+            keys + where * row_size<T, DIM, GROUP, BITS>(), piece);
+        value[d] = piece_of<T, VALUE, GROUP, BITS>(
+            values + where * row_size<T, VALUE, GROUP, BITS>(), own);
       } else {
-        const long where = fresh - (stop - 1 - column) * each;
-        key[d] = reinterpret_cast<const Eight<T>*>(new_keys + where)[piece];
-        value[d] = reinterpret_cast<const Eight<T>*>(new_values + where)[piece];
+        const long where = fresh - (long)(stop - 1 - column) * key_heads;
+        key[d] = reinterpret_cast<const Eight<T>*>(new_keys + where * DIM)[piece];
+        value[d] = reinterpret_cast<const Eight<T>*>(new_values + where * VALUE)[own];
       }
     }
     #pragma unroll
@@ -99,7 +101,7 @@
   if (side == 0) {
     #pragma unroll
     for (int h = 0; h < HEADS; ++h) {
-      if (busy) {
+      if (has_value) {
         #pragma unroll
         for (int i = 0; i < 8; ++i) all_mixed[warp][h][at + i] = mixed[h][i];
       }

@@ -5,16 +5,20 @@
 // while those keys are. Rows there are eight numbers longer than needed, so that the eight rows of
 // a matrix lie in different banks. A weight is split into two numbers of the key's type, whose sum
 // has 16 bits, to lose little precision.
-  constexpr int PIECES = DIM / 8, STRIDE = PIECES + 1;  // 16 bytes each
+  constexpr int STRIDE = DIM / 8 + 1;  // 16 bytes each; a value has at most as many as a key
   constexpr int STEP = WARPS * UNIT;
   __shared__ Eight<T> tiles[WARPS][2][UNIT * STRIDE];
-  static_assert(sizeof(tiles) >= WARPS * HEADS * DIM * sizeof(float), "all_mixed is in tiles");
+  static_assert(sizeof(tiles) >= WARPS * HEADS * VALUE * sizeof(float), "all_mixed is in tiles");
   const int g = lane / 4, c = lane % 4;
-  const T *own_key = new_keys + fresh, *own_value = new_values + fresh;
-  // Begins to copy the columns from ``base`` on; those that are not seen become zeros. Packed ones
-  // are there afterwards.
-  const auto load = [&](Eight<T>* to, const auto* pool, const T* step, int page, int base) {
-    const auto* rows = pool + pooled(page, base);
+  // Begins to copy the columns from ``base`` on, of WIDTH numbers each; those that are not seen
+  // become zeros. Packed ones are there afterwards.
+  const auto load = [&](auto width, Eight<T>* to, const auto* pool, const T* step, int page,
+                        int base) {
+    constexpr int WIDTH = decltype(width)::value, PIECES = WIDTH / 8;
+    constexpr int ROW = row_size<T, WIDTH, GROUP, BITS>();
+    const long each = (long)key_heads * WIDTH;
+    const auto* rows = pool + pooled(page, base) * ROW;
+    step += fresh * WIDTH;
     if (BITS) {
       #pragma unroll 4
       for (int i = lane; i < UNIT * PIECES; i += 32) {
@@ -22,7 +26,7 @@
         Eight<T>* place = to + i / PIECES * STRIDE + piece;
         const bool seen = column >= first && column < last;
         if (seen && column < begin) {
-          *place = piece_of<T, DIM, GROUP, BITS>(rows + i / PIECES * ROW, piece);
+          *place = piece_of<T, WIDTH, GROUP, BITS>(rows + i / PIECES * ROW, piece);
         } else {
           copy_later(place, step + (column - stop + 1) * each + piece * 8, seen);
         }
@@ -47,9 +51,9 @@
   int base = (first / UNIT + warp) * UNIT;
   if (base < last) {
     const int page = table[base / PAGE];
-    load(tiles[warp][0], keys, own_key, page, base);
+    load(Constant<DIM>(), tiles[warp][0], keys, new_keys, page, base);
     end_copies();
-    load(tiles[warp][1], values, own_value, page, base);
+    load(Constant<VALUE>(), tiles[warp][1], values, new_values, page, base);
     end_copies();
   }
   int next_page = base + STEP < last ? table[(base + STEP) / PAGE] : 0;
@@ -64,7 +68,7 @@
     }
   }
   // Of the heads 2 * c and the next.
-  float mixed[DIM / 16][4] = {}, high[2], sum[2];
+  float mixed[VALUE / 16][4] = {}, high[2], sum[2];
   #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const bool sunk = SINKS && split == 0 && warp == 0 && 2 * c + i < HEADS;
@@ -87,7 +91,7 @@
       multiply<BFLOAT>(score, loaded, query[k][0], query[k][1]);
     }
     __syncwarp();  // no lane needs these keys
-    if (next < last) load(tiles[warp][0], keys, own_key, next_page, next);
+    if (next < last) load(Constant<DIM>(), tiles[warp][0], keys, new_keys, next_page, next);
     end_copies();
     unsigned weight[2], rest[2];
     #pragma unroll
@@ -111,7 +115,7 @@
         high[i] = higher[i];
         sum[i] *= faded;
         #pragma unroll
-        for (int n = 0; n < DIM / 16; ++n) { mixed[n][i] *= faded; mixed[n][i + 2] *= faded; }
+        for (int n = 0; n < VALUE / 16; ++n) { mixed[n][i] *= faded; mixed[n][i + 2] *= faded; }
       }
     }
     #pragma unroll
@@ -127,19 +131,19 @@
     wait_for_copies<1>();
     __syncwarp();  // the values are here
     #pragma unroll
-    for (int n = 0; n < DIM / 16; ++n) {
+    for (int n = 0; n < VALUE / 16; ++n) {
       unsigned loaded[4];
       load_transposed(loaded, value + 2 * n);
       multiply<BFLOAT>(mixed[n], loaded, weight[0], weight[1]);
       multiply<BFLOAT>(mixed[n], loaded, rest[0], rest[1]);
     }
     __syncwarp();  // no lane needs these values
-    if (next < last) load(tiles[warp][1], values, own_value, next_page, next);
+    if (next < last) load(Constant<VALUE>(), tiles[warp][1], values, new_values, next_page, next);
     end_copies();
     if (next + STEP < last) next_page = table[(next + STEP) / PAGE];
   }
   __syncthreads();  // no warp needs its tiles
-  auto& all_mixed = *reinterpret_cast<float(*)[WARPS][HEADS][DIM]>(&tiles);
+  auto& all_mixed = *reinterpret_cast<float(*)[WARPS][HEADS][VALUE]>(&tiles);
   #pragma unroll
   for (int i = 0; i < 2; ++i) {
     #pragma unroll
@@ -148,7 +152,7 @@
     const int h = 2 * c + i;
     if (h >= HEADS) continue;
     #pragma unroll
-    for (int n = 0; n < DIM / 16; ++n) {
+    for (int n = 0; n < VALUE / 16; ++n) {
       all_mixed[warp][h][16 * n + g] = mixed[n][i];
       all_mixed[warp][h][16 * n + g + 8] = mixed[n][i + 2];
     }

@@ -72,11 +72,16 @@ def _numbers(*shape: int, dtype: mx.Dtype = mx.bfloat16) -> mx.array:
 
 
 def _layer(
-    tokens: int, group: int, dim: int, dtype: mx.Dtype, quantization: Quantization | None
+    tokens: int,
+    group: int,
+    dim: int,
+    dtype: mx.Dtype,
+    quantization: Quantization | None,
+    value_dim: int | None = None,
 ) -> tuple[mx.array, KeysValues, KeysValues]:
     """Queries, new keys and values, and a pool of nine pages, with one key head."""
     new, pool = (
-        KeysValues(*[_numbers(*shape, dim, dtype=dtype)] * 2)
+        KeysValues(*(_numbers(*shape, own, dtype=dtype) for own in (dim, value_dim or dim)))
         for shape in ((tokens, 1, 1), (9, 1, PAGE_TOKENS))
     )
     if quantization:
@@ -89,6 +94,7 @@ def _layer(
     [
         (64, 8, mx.bfloat16, None),
         (256, 2, mx.float16, None),
+        (160, 4, mx.bfloat16, None),
         (128, 4, mx.float32, None),
         (128, 4, mx.bfloat16, EIGHT),
         (256, 2, mx.float16, FOUR),
@@ -114,6 +120,8 @@ def test_attention_of_tokens_compiles(
     ("dim", "group", "dtype", "quantization"),
     [
         (128, 4, mx.bfloat16, None),
+        (144, 16, mx.bfloat16, None),
+        (224, 2, mx.float16, None),
         (256, 2, mx.float16, None),
         (128, 4, mx.bfloat16, EIGHT),
         (256, 2, mx.float16, FOUR),
@@ -131,6 +139,18 @@ def test_attention_of_chunks_compiles(
     lengths = _numbers(9, dtype=mx.int32)
     step = ChunkStep(_numbers(8, dtype=mx.int32), mx.array(tiles), slots, lengths, queries)
     chunk_attention.chunk_attention(queries, new, pool, step, 0.1, quantization=quantization)
+
+
+def test_attention_with_shorter_values_compiles(compiled: list[Compiled]) -> None:
+    queries, new, pool = _layer(9, 16, 192, mx.bfloat16, None, value_dim=128)
+    zeros, one = _numbers(9, dtype=mx.int32), _numbers(8, dtype=mx.int32)
+    tokens = TokenStep(one, zeros, zeros, zeros, zeros)
+    single = token_attention.token_attention(queries, new, pool, tokens, 512, 0.1)
+    assert single.shape == (9, 16, 1, 128)
+    tiles, slots = chunk_tiles([ChunkPlace(0, 0, 9, 0)], 0, Form(1, 16, 192, None))
+    chunks = ChunkStep(one, mx.array(tiles), slots, zeros, single)
+    result = chunk_attention.chunk_attention(queries, new, pool, chunks, 0.1)
+    assert result.shape == (9, 16, 1, 128)
 
 
 @pytest.mark.parametrize("heads", [16, 128])

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import mlx.core as mx
 import pytest
 from emulator.kernels import COMPILER, emulated
-from emulator.sequences import SCALE, Chunk, Sequences, Shape
+from emulator.sequences import SCALE, Chunk, Sequences, Shape, shapes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,6 +32,17 @@ SHAPES = [
     Shape(2, 3, 80, mx.float16, window=3),
     Shape(1, 16, 96, mx.bfloat16, window=64),
     Shape(1, 20, 64, mx.float16),
+    Shape(2, 3, 32, mx.bfloat16, window=9, sinks=True),
+    Shape(1, 6, 48, mx.float16),
+    Shape(1, 4, 112, mx.bfloat16, window=65),
+    Shape(1, 2, 160, mx.float16, sinks=True),
+    Shape(1, 8, 224, mx.bfloat16),
+    Shape(1, 4, 144, mx.bfloat16, window=9),
+    Shape(2, 2, 192, mx.bfloat16, value_dim=128),
+    Shape(1, 6, 96, mx.float16, window=65, sinks=True, value_dim=64),
+    Shape(1, 3, 256, mx.bfloat16, value_dim=16),
+    Shape(1, 5, 64, mx.float16, value_dim=48),
+    Shape(1, 3, 16, mx.bfloat16, window=70),
     Shape(2, 4, 128, mx.bfloat16, window=65, quantization=Quantization(8, 64)),
     Shape(1, 8, 64, mx.float16, sinks=True, quantization=Quantization(4, 32)),
     Shape(1, 3, 256, mx.bfloat16, quantization=Quantization(8, 128)),
@@ -95,6 +106,14 @@ def test_any_chunks(
 ) -> None:
     inputs = Sequences(Shape(1, 5, 64, mx.float16, window), chunks)
     inputs.check(attend(inputs, backwards, min_columns))
+
+
+@pytest.mark.slow
+@given(shape=shapes(mx.float16, mx.bfloat16), backwards=st.booleans())
+@settings(max_examples=8)
+def test_any_dimensions(shape: Shape, backwards: bool) -> None:
+    inputs = Sequences(shape, CHUNKS[:3])
+    inputs.check(attend(inputs, backwards))
 
 
 @given(

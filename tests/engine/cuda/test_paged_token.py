@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import mlx.core as mx
 import pytest
 from emulator.kernels import COMPILER, emulated
-from emulator.sequences import SCALE, Chunk, Sequences, Shape
+from emulator.sequences import SCALE, Chunk, Sequences, Shape, shapes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chairlift.cache.quantized import Quantization
 from chairlift.engine.cuda.paged import token_attention
 from chairlift.engine.cuda.paged.arrays import TokenStep
+from chairlift.engine.cuda.paged.kernels import check
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++ on Linux")
 
@@ -25,6 +28,18 @@ SHAPES = [
     Shape(1, 8, 80, mx.bfloat16, sinks=True),
     Shape(2, 3, 80, mx.float16, window=3),
     Shape(1, 5, 96, mx.bfloat16),
+    Shape(2, 3, 32, mx.bfloat16, window=9, sinks=True),
+    Shape(1, 6, 48, mx.float16),
+    Shape(1, 4, 112, mx.bfloat16, window=65),
+    Shape(1, 2, 160, mx.float16, sinks=True),
+    Shape(1, 8, 224, mx.bfloat16),
+    Shape(1, 4, 144, mx.bfloat16, window=9),
+    Shape(2, 2, 192, mx.bfloat16, value_dim=128),
+    Shape(1, 6, 96, mx.float16, window=65, sinks=True, value_dim=64),
+    Shape(1, 3, 256, mx.bfloat16, value_dim=16),
+    Shape(1, 5, 64, mx.float16, value_dim=48),
+    Shape(1, 3, 192, mx.float32, window=70, value_dim=128),
+    Shape(1, 3, 16, mx.float32, window=70),
     Shape(2, 4, 128, mx.float32, window=20, sinks=True),
     Shape(1, 1, 80, mx.float32),
     Shape(1, 7, 256, mx.float32, window=64),
@@ -105,3 +120,38 @@ def test_splits_are_merged(shape: Shape, backwards: bool, monkeypatch: pytest.Mo
     span_of(monkeypatch, 64)
     inputs = Sequences(shape, [Chunk(200, 1), Chunk(0, 3)])
     inputs.check(attend(inputs, backwards))
+
+
+@pytest.mark.slow
+@given(shape=shapes(mx.float32, mx.float16, mx.bfloat16), backwards=st.booleans())
+@settings(max_examples=8, deadline=None)
+def test_any_dimensions(shape: Shape, backwards: bool) -> None:
+    inputs = Sequences(shape, CHUNKS[:3])
+    inputs.check(attend(inputs, backwards))
+
+
+@pytest.mark.parametrize(
+    ("dim", "value_dim", "dtype", "quantization", "message"),
+    [
+        (128, 128, mx.bfloat16, None, None),
+        (112, 112, mx.float32, None, None),
+        (192, 128, mx.float16, None, None),
+        (128, 128, mx.bfloat16, Quantization(8, 64), None),
+        (72, 72, mx.bfloat16, None, "heads of 72 and 72"),
+        (272, 128, mx.bfloat16, None, "heads of 272 and 128"),
+        (128, 0, mx.bfloat16, None, "heads of 128 and 0"),
+        (64, 128, mx.bfloat16, None, "keys .* and values"),
+        (192, 128, mx.bfloat16, Quantization(8, 64), "keys .* and values"),
+        (128, 128, mx.int32, None, "int32"),
+    ],
+)
+def test_heads_without_a_kernel_are_refused(
+    dim: int,
+    value_dim: int,
+    dtype: mx.Dtype,
+    quantization: Quantization | None,
+    message: str | None,
+) -> None:
+    arrays = (mx.zeros((3, 2, 1, each), dtype) for each in (dim, value_dim))
+    with pytest.raises(ValueError, match=message) if message else nullcontext():
+        check(*arrays, quantization)

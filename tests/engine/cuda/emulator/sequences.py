@@ -8,11 +8,13 @@ from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
+from hypothesis import strategies as st
 
 from chairlift.cache.pages.kernels import KeysValues
 from chairlift.cache.pages.page import PAGE_TOKENS
 from chairlift.cache.pages.page_table import PageLists, page_table
 from chairlift.cache.quantized import Quantization
+from chairlift.engine.cuda.paged.token_attention import DIM_MULTIPLE, MAX_DIM
 
 SCALE = 0.15  # of the scores
 _BITS = {2: mx.uint16, 4: mx.uint32}
@@ -44,6 +46,22 @@ class Shape(NamedTuple):
     window: int | None = None
     sinks: bool = False
     quantization: Quantization | None = None
+    value_dim: int | None = None
+
+    @property
+    def dims(self) -> tuple[int, int]:
+        """The numbers of a key and of a value."""
+        return self.dim, self.value_dim or self.dim
+
+
+@st.composite
+def shapes(draw: st.DrawFn, *dtypes: mx.Dtype) -> Shape:
+    """Shapes of any dimensions that the kernels take."""
+    numbers = st.integers(1, MAX_DIM // DIM_MULTIPLE).map(lambda each: each * DIM_MULTIPLE)
+    value_dim, dim = sorted([draw(numbers), draw(numbers)])
+    group, window = draw(st.integers(1, 5)), draw(st.none() | st.integers(1, 99))
+    sinks = draw(st.booleans())
+    return Shape(1, group, dim, draw(st.sampled_from(dtypes)), window, sinks, None, value_dim)
 
 
 @dataclass
@@ -65,7 +83,7 @@ class Sequences:
         rng = np.random.default_rng(self.seed)
         heads = self.shape.key_heads * self.shape.group
         tokens = sum(chunk.new for chunk in self.chunks)
-        self.queries = self._random(rng, tokens, heads, 1)
+        self.queries = self._random(rng, tokens, heads, 1, self.shape.dim)
         self.sinks = mx.array(rng.normal(size=heads)) if self.shape.sinks else None
         needed = [-(-sum(chunk) // PAGE_TOKENS) for chunk in self.chunks]
         pages = 1 + rng.permutation(sum(needed) + 1)  # one more is free
@@ -73,15 +91,18 @@ class Sequences:
         self.lists = PageLists(starts.astype(np.int32), pages[: sum(needed)].astype(np.int32))
         self.pages = mx.array(page_table(self.lists, len(self.chunks)))
         self.packed = [
-            [self._packed(self._random(rng, self.shape.key_heads, sum(chunk))) for _ in range(2)]
+            [
+                self._packed(self._random(rng, self.shape.key_heads, sum(chunk), dim))
+                for dim in self.shape.dims
+            ]
             for chunk in self.chunks
         ]
-        self.whole = [[self._unpacked(array) for array in pair] for pair in self.packed]
+        self.whole = [list(map(self._unpacked, pair, self.shape.dims)) for pair in self.packed]
         self.new = KeysValues(*(self._of_step(of) for of in range(2)))
         self.pool = KeysValues(*(self._pooled(of, self._visible) for of in range(2)))
 
     def expected(self) -> np.ndarray:
-        """``[tokens, heads, 1, dim]``."""
+        """``[tokens, heads, 1, value dim]``."""
         queries, results = np.array(self.queries.astype(mx.float32))[:, :, 0], []
         for chunk, (keys, values) in zip(self.chunks, self.whole, strict=True):
             results.append(self._attended(queries[: chunk.new], chunk, keys, values))
@@ -112,7 +133,7 @@ class Sequences:
         return min(position + 1, self.shape.window or position + 1)
 
     def _random(self, rng: np.random.Generator, *shape: int) -> mx.array:
-        numbers = rng.normal(size=(*shape, self.shape.dim)).astype(np.float32)
+        numbers = rng.normal(size=shape).astype(np.float32)
         return mx.array(numbers).astype(self.shape.dtype)
 
     def _packed(self, numbers: mx.array) -> np.ndarray:
@@ -120,12 +141,10 @@ class Sequences:
             return np.array(numbers.astype(mx.float32))
         return np.array(self.shape.quantization.pack(numbers))
 
-    def _unpacked(self, packed: np.ndarray) -> np.ndarray:
+    def _unpacked(self, packed: np.ndarray, dim: int) -> np.ndarray:
         if self.shape.quantization is None:
             return packed
-        numbers = unpacked(
-            mx.array(packed), self.shape.quantization, self.shape.dim, self.shape.dtype
-        )
+        numbers = unpacked(mx.array(packed), self.shape.quantization, dim, self.shape.dtype)
         return np.array(numbers.astype(mx.float32))
 
     def _written(self, chunk: Chunk) -> range:
