@@ -23,6 +23,22 @@ class KeysValues(NamedTuple):
     values: mx.array
 
 
+class Scoring(NamedTuple):
+    """What the scores of attention are made of, beside queries and keys.
+
+    Attributes:
+        scale: their factor.
+        window: the number of tokens that a query sees, its own included; None: all.
+        sinks: ``[heads]``, a score of each head that takes weight but adds no value; or None.
+        softcap: a score ``s`` becomes ``softcap * tanh(s / softcap)``; None: it stays.
+    """
+
+    scale: float
+    window: int | None = None
+    sinks: mx.array | None = None
+    softcap: float | None = None
+
+
 class PageKernels(Protocol):
     """Kernels that read pages, and write them in place, which MLX does not see.
 
@@ -35,9 +51,7 @@ class PageKernels(Protocol):
         new: KeysValues,
         buffers: KeysValues,
         step: KindStep,
-        scale: float,
-        window: int | None,
-        sinks: mx.array | None,
+        scoring: Scoring,
         quantization: Quantization | None,
     ) -> mx.array:
         """Attention of a step's tokens; also writes their keys and values to their pages.
@@ -49,8 +63,6 @@ class PageKernels(Protocol):
             queries: ``[tokens, heads, 1, dim]``.
             new: the tokens' keys and values, ``[tokens, key heads, 1, dim]``. Values may have
                 another dimension.
-            window: the number of tokens that a query sees, its own included; None: all.
-            sinks: ``[heads]``, or None.
             quantization: that of the pages; None if they have the type of the keys.
 
         Returns:

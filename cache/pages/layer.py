@@ -15,7 +15,7 @@ from chairlift.cache.packed.split import SplitLayer
 from chairlift.cache.pages.batch import PagedBatch
 from chairlift.cache.pages.buffers import LayerPages
 from chairlift.cache.pages.dense import DenseLayer, DenseRows, DenseStep
-from chairlift.cache.pages.kernels import KeysValues
+from chairlift.cache.pages.kernels import KeysValues, Scoring
 from chairlift.cache.pages.latent import LatentLayer
 from chairlift.cache.pages.memory import PagedMemory
 from chairlift.cache.pages.page_table import PageLists
@@ -81,9 +81,7 @@ class PagedLayer:
             raise ValueError("nothing has been written in this step")
         return self._new
 
-    def attend(
-        self, queries: mx.array, window: int | None, scale: float, sinks: mx.array | None
-    ) -> mx.array:
+    def attend(self, queries: mx.array, scoring: Scoring) -> mx.array:
         """Attention of the step's tokens; see ``kernels.PageKernels.attend``.
 
         A further layer that shares these keys and values writes the same again.
@@ -95,9 +93,7 @@ class PagedLayer:
             # This makes one graph per layer, the same for all layers. MLX keeps the graphs that it
             # has built, and a new one takes milliseconds. The call does not wait.
             mx.async_eval(queries, *new)
-        mixed = pages.kernels.attend(
-            queries, new, buffers, self._kind, scale, window, sinks, pages.quantization
-        )
+        mixed = pages.kernels.attend(queries, new, buffers, self._kind, scoring, pages.quantization)
         self._step.memory.effects = [mixed]
         return mixed
 
@@ -144,9 +140,7 @@ class PagedStep:
         queries: mx.array,
         keys: mx.array,
         cache: Any,
-        window: int | None,
-        scale: float,
-        sinks: mx.array | None,
+        scoring: Scoring,
     ) -> mx.array:
         """Attention to the keys of a layer, which some models reuse in later layers.
 
@@ -160,7 +154,7 @@ class PagedStep:
         layer = self.layers_by_keys.get(id(keys), cache)
         if not isinstance(layer, PagedLayer):
             raise ValueError("attention to keys that are in no cache")
-        return layer.attend(queries, window, scale, sinks)
+        return layer.attend(queries, scoring)
 
     def layers(
         self,

@@ -16,6 +16,7 @@ from chairlift.cache.layer import LayerCache
 from chairlift.cache.packed.split import PackedMask
 from chairlift.cache.packed.step import PackedLayer, Part
 from chairlift.cache.pages.dense import DenseCache
+from chairlift.cache.pages.kernels import Scoring
 from chairlift.cache.pages.latent import LatentLayer
 from chairlift.cache.pages.layer import PagedMask
 
@@ -102,7 +103,7 @@ def _with_caches(
         sinks: mx.array | None = None,
     ) -> mx.array:
         if isinstance(mask, PagedMask):
-            return mask.step.attend(queries, keys, cache, mask.window, scale, sinks)
+            return mask.step.attend(queries, keys, cache, Scoring(scale, mask.window, sinks))
         if isinstance(mask, PackedMask):
             assert isinstance(cache, PackedLayer)
             return cache.attend(queries, mask, lambda parts: compute(parts, scale, sinks))

@@ -55,9 +55,18 @@ class ChunkStep(NamedTuple):
     decoded: mx.array
 
 
-def scale_array(scale: float) -> mx.array:
-    """The factor of scores, with log2(e), because kernels compute powers of two."""
-    return constant(scale * math.log2(math.e), mx.float32)
+def scale_array(scale: float, softcap: float | None = None) -> mx.array:
+    """The factor of scores, with log2(e), because kernels compute powers of two.
+
+    With a ``softcap``, the factor before it.
+    """
+    factor = math.log2(math.e) if softcap is None else 1 / softcap
+    return constant(scale * factor, mx.float32)
+
+
+def softcap_array(softcap: float | None) -> mx.array:
+    """The factor of scores after the cap, with log2(e)."""
+    return constant((softcap or 0.0) * math.log2(math.e), mx.float32)
 
 
 def window_array(window: int | None) -> mx.array:

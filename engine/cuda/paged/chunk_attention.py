@@ -21,6 +21,7 @@ from chairlift.engine.cuda.paged.arrays import (
     ChunkStep,
     scale_array,
     sinks_array,
+    softcap_array,
     window_array,
 )
 from chairlift.engine.cuda.paged.packing import template_of
@@ -57,6 +58,7 @@ def chunk_attention(
     window: int | None = None,
     sinks: mx.array | None = None,
     quantization: Quantization | None = None,
+    softcap: float | None = None,
 ) -> mx.array:
     """Causal attention of chunks to their sequences; writes the new tokens to the pool.
 
@@ -70,14 +72,15 @@ def chunk_attention(
         window: how many columns a token sees at most, its own included; None: all.
         sinks: ``[heads]``, or None.
         quantization: that of the pool.
+        softcap: see ``cache.pages.kernels.Scoring``.
 
     Returns:
         ``[tokens, heads, 1, value dim]`` of the queries' type; undefined for tokens of no tile.
     """
     group = queries.shape[1] // pool.keys.shape[1]
     dims = queries.shape[3], new.values.shape[3]
-    _compile(queries.dtype, dims, group, sinks is not None, quantization)
-    return _attend(queries, new, pool, step, scale, window, sinks, quantization)
+    _compile(queries.dtype, dims, group, sinks is not None, quantization, softcap is not None)
+    return _attend(queries, new, pool, step, scale, window, sinks, quantization, softcap)
 
 
 @functools.cache
@@ -87,6 +90,7 @@ def _compile(
     group: int,
     with_sinks: bool,
     quantization: Quantization | None,
+    capped: bool,
 ) -> None:
     """Compiles the kernel at the first call; takes seconds."""
     queries = mx.zeros((1, group, 1, dims[0]), dtype)
@@ -96,7 +100,8 @@ def _compile(
     sinks = mx.zeros((group,)) if with_sinks else None
     tiles = mx.array([[0, 0, 1, 0, 0, 0, 1, 0]], mx.int32)
     step = ChunkStep(mx.zeros((2,), mx.int32), tiles, 0, mx.zeros((1,), mx.int32), decoded)
-    mx.eval(_attend(queries, new, pool, step, 1.0, None, sinks, quantization))
+    softcap = 1.0 if capped else None
+    mx.eval(_attend(queries, new, pool, step, 1.0, None, sinks, quantization, softcap))
 
 
 def _attend(
@@ -108,6 +113,7 @@ def _attend(
     window: int | None,
     sinks: mx.array | None,
     quantization: Quantization | None,
+    softcap: float | None,
 ) -> mx.array:
     tokens, heads, _, dim = queries.shape
     value_dim = new.values.shape[3]
@@ -127,7 +133,8 @@ def _attend(
             step.lengths,
             step.decoded,
             _counters(1 << (places - 1).bit_length() if places else 1),
-            scale_array(scale),
+            scale_array(scale, softcap),
+            softcap_array(softcap),
             window_array(window),
             sinks_array(sinks),
         ],
@@ -141,6 +148,7 @@ def _attend(
             ("HEADS", heads_per_block),
             ("PAGE", PAGE_TOKENS),
             ("SINKS", sinks is not None),
+            ("CAPPED", softcap is not None),
             *template_of(quantization),
         ],
         grid=(blocks * TILE * 2, step.tiles.shape[0], 1),
@@ -184,6 +192,7 @@ def _kernel(blocks: int) -> Any:
             "decoded",
             "counters",
             "scale",
+            "cap",
             "window",
             "sinks",
         ],

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 
 import mlx.core as mx
 
-from chairlift.cache.pages.kernels import KeysValues
+from chairlift.cache.pages.kernels import KeysValues, Scoring
 from chairlift.cache.pages.step import ChunkPlace, KindStep, StepSizes, TileTable
 from chairlift.cache.quantized import Quantization
 from chairlift.engine.cuda.paged import put as paged_put
@@ -34,12 +34,11 @@ class CudaPages:
         new: KeysValues,
         buffers: KeysValues,
         step: KindStep,
-        scale: float,
-        window: int | None,
-        sinks: mx.array | None,
+        scoring: Scoring,
         quantization: Quantization | None,
     ) -> mx.array:
         check(*new, quantization)
+        window = scoring.window
         tokens, arrays = step.tokens, step.tokens.arrays
         if quantization is not None:
             places = step.pages, arrays.owners, arrays.stops
@@ -53,7 +52,8 @@ class CudaPages:
         limit = tokens.sizes.column_limit
         single = token_attention(
             *(queries, new, buffers, seen, min(limit, window or limit)),
-            *(scale, sinks, quantization, count),
+            *(scoring.scale, scoring.sinks, quantization, count),
+            softcap=scoring.softcap,
         )
         if not by_chunk:
             return single
@@ -61,7 +61,10 @@ class CudaPages:
         form = Form(key_heads, queries.shape[1] // key_heads, dim, window)
         tiles = tokens.tiles_of(form, self.tile_table)
         chunks = ChunkStep(step.pages, tiles.array, tiles.slots, seen.lengths, single)
-        return chunk_attention(queries, new, buffers, chunks, scale, window, sinks, quantization)
+        return chunk_attention(
+            *(queries, new, buffers, chunks, scoring.scale, window, scoring.sinks, quantization),
+            softcap=scoring.softcap,
+        )
 
     def attend_latent(
         self,

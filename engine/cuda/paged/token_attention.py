@@ -21,6 +21,7 @@ from chairlift.engine.cuda.paged.arrays import (
     TokenStep,
     scale_array,
     sinks_array,
+    softcap_array,
 )
 from chairlift.engine.cuda.paged.packing import template_of
 from chairlift.engine.cuda.source import included
@@ -49,6 +50,7 @@ def token_attention(
     sinks: mx.array | None = None,
     quantization: Quantization | None = None,
     count: int | None = None,
+    softcap: float | None = None,
 ) -> mx.array:
     """Attention of each query token to the columns that it sees; writes the new tokens to the pool.
 
@@ -64,17 +66,20 @@ def token_attention(
         sinks: ``[heads]``, or None.
         quantization: that of the pool.
         count: only so many tokens, the first ones, are computed; None: all.
+        softcap: see ``cache.pages.kernels.Scoring``.
 
     Returns:
         ``[count, heads, 1, value dim]`` of the queries' type; undefined for tokens without columns.
     """
     group = queries.shape[1] // pool.keys.shape[1]
     dims = queries.shape[3], new.values.shape[3]
-    _compile(queries.dtype, dims, group, sinks is not None, quantization)
+    _compile(queries.dtype, dims, group, sinks is not None, quantization, softcap is not None)
     count = len(queries) if count is None else count
     span = span_of(count * queries.shape[1] // _heads_per_block(group))
     splits = -(-(limit + 16) // span)
-    return _attend(queries, new, pool, step, scale, sinks, span, splits, quantization, count)
+    return _attend(
+        *(queries, new, pool, step, scale, sinks, span, splits, quantization, count, softcap)
+    )
 
 
 def span_of(blocks: int) -> int:
@@ -89,6 +94,7 @@ def _compile(
     group: int,
     with_sinks: bool,
     quantization: Quantization | None,
+    capped: bool,
 ) -> None:
     """Compiles the kernels for few tokens and for many at the first call; takes seconds each."""
     queries = mx.zeros((1, group, 1, dims[0]), dtype)
@@ -102,7 +108,7 @@ def _compile(
         mx.eval(
             _attend(
                 *(queries, new, pool, step, 1.0, sinks),
-                *(MAX_SPAN, splits, quantization, 1),
+                *(MAX_SPAN, splits, quantization, 1, 1.0 if capped else None),
             )
         )
 
@@ -126,6 +132,7 @@ def _attend(
     splits: int,
     quantization: Quantization | None,
     tokens: int,
+    softcap: float | None,
 ) -> mx.array:
     """Launches the kernels for the first ``tokens`` tokens."""
     _, heads, _, dim = queries.shape
@@ -146,7 +153,8 @@ def _attend(
             *step,
             _counters(1 << (tokens * blocks - 1).bit_length() if many else 1),
             constant(span, mx.int32),
-            scale_array(scale),
+            scale_array(scale, softcap),
+            softcap_array(softcap),
             sinks_array(sinks),
         ],
         template=[
@@ -158,6 +166,7 @@ def _attend(
             ("PAGE", PAGE_TOKENS),
             ("MANY", many),
             ("SINKS", sinks is not None),
+            ("CAPPED", softcap is not None),
             *template_of(quantization),
             *([("BFLOAT", queries.dtype == mx.bfloat16)] if tensor else []),
         ],
@@ -199,6 +208,7 @@ def _kernel(tensor: bool) -> Any:
             "counters",
             "span",
             "scale",
+            "cap",
             "sinks",
         ],
         output_names=["out", "partials", "weights"],

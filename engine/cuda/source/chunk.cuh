@@ -133,7 +133,7 @@
     high[r] = sunk ? sinks[own_head] * 1.4426950408889634f : LEAST;
     sum[r] = sunk && c == 0 ? 1.f : 0.f;
   }
-  const float factor = scale[0];
+  const float factor = CAPPED ? 1.f : scale[0];
   const int matrix = lane / 8;
   const T* key = reinterpret_cast<const T*>(all_keys) +
       (matrix / 2 * 8 + lane % 8) * STRIDE + matrix % 2 * 8;
@@ -160,6 +160,13 @@
     wait_for_copies();
     __syncthreads();  // the values are here, and nobody needs these keys
     if (next < end) load(Constant<DIM>(), all_keys, keys, new_keys, page, next);
+    if (CAPPED) {
+      #pragma unroll
+      for (int n = 0; n < COLUMNS / 8; ++n) {
+        #pragma unroll
+        for (int i = 0; i < 4; ++i) score[n][i] = capped(score[n][i], scale[0], cap[0]);
+      }
+    }
     if (next > position + 1 || base < stop - window[0]) {
       #pragma unroll
       for (int i = 0; i < 4; ++i) {

@@ -1,4 +1,12 @@
-// Functions of packed rows, which all kernels over pages share. GROUP and BITS are 0 if the pages
+// Functions that all kernels over pages share: of scores, and of packed rows.
+
+// A capped score. Scores are exponents of two: ``cap`` has the factor log2(e).
+__device__ inline float capped(float score, float factor, float cap) {
+  constexpr float TWICE_LOG2_E = 2.8853900817779268f;
+  return cap - 2.f * cap / (power(score * factor * TWICE_LOG2_E) + 1.f);  // cap * tanh
+}
+
+// GROUP and BITS are 0 if the pages
 // have the type of the keys; T is that type.
 // The numbers, of the pool's type, that a column of one key head has.
 template <typename T, int DIM, int GROUP, int BITS> __device__ constexpr int row_size() {

@@ -60,6 +60,7 @@
         #pragma unroll
         for (int other = LANES / 2; other > 0; other /= 2)
           score[d][h] += __shfl_xor_sync(0xffffffffu, score[d][h], other);
+        if (CAPPED) score[d][h] = capped(score[d][h], 1.f, cap[0]);
         if (!real) score[d][h] = NEVER;
       }
     }

@@ -97,7 +97,8 @@
     #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int column = base + g + i / 2 * 8;
-      score[i] = column >= first && column < last ? score[i] * factor : NEVER;
+      const float own = CAPPED ? capped(score[i], factor, cap[0]) : score[i] * factor;
+      score[i] = column >= first && column < last ? own : NEVER;
     }
     float higher[2];
     #pragma unroll

@@ -1,8 +1,8 @@
-"""Adapters that make single-sequence model files of mlx-lm work with batches.
+"""Adapters that make single-sequence model files of mlx-lm work with batches, or with pages.
 
-Each module adapts the model file of the same name. It subclasses the layers that assume one
-position for all rows, and gives each row its own position. With caches that are not the engine's,
-the inherited method runs.
+Each module adapts the model file of the same name. Most subclass the layers that assume one
+position for all rows, and give each row its own position; ``gemma2`` leaves its attention to the
+kernels over pages. With caches that are not the engine's, the inherited method runs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-ADAPTED = ("afm7", "deepseek_v41", "gpt_bigcode", "llama4", "minimax_m3_vl", "recurrent_gemma")
+ADAPTED = (
+    *("afm7", "deepseek_v41", "gemma2", "gpt_bigcode", "llama4", "minimax_m3_vl"),
+    "recurrent_gemma",
+)
 
 
 def adapt(model: Any) -> None:

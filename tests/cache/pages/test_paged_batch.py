@@ -11,7 +11,7 @@ from support.engine.pages import HostPages, memory_of
 
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.pages.batch import PagedBatch
-from chairlift.cache.pages.kernels import KeysValues
+from chairlift.cache.pages.kernels import KeysValues, Scoring
 from chairlift.cache.pages.layer import paged_step
 from chairlift.cache.pages.memory import PagedMemory
 from chairlift.cache.pages.page import PAGE_TOKENS
@@ -77,7 +77,7 @@ class _Model:
         with paged_step(bands, [(batch, new) for batch, new, _ in chunks]) as step:
             for kind, layer in zip(self.memory.kinds, step.layers(), strict=True):
                 layer.update_and_fetch(keys, keys)
-                mixed = layer.attend(queries, layer.make_mask(1).window, 0.3, None)
+                mixed = layer.attend(queries, Scoring(0.3, layer.make_mask(1).window))
                 mx.eval(mixed)
                 assert mx.allclose(mixed, self._expected(queries, places, kind), atol=1e-4)
 
@@ -252,7 +252,7 @@ def test_layers_that_are_never_written_have_no_tokens() -> None:
     with paged_step([], [(batch, 70)]) as step:
         layer, _ = step.layers()
         layer.update_and_fetch(keys, keys)
-        mx.eval(layer.attend(mx.zeros((70, HEADS, 1, DIM)), None, 1.0, None))
+        mx.eval(layer.attend(mx.zeros((70, HEADS, 1, DIM)), Scoring(1.0)))
     state = batch.extract(0)
     assert [piece.loaded().keys.shape[1] for piece in state.layers] == [KEY_HEADS, 0]
     for snapshot in (state, state.loaded()):

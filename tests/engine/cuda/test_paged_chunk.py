@@ -12,7 +12,7 @@ from emulator.sequences import SCALE, Chunk, Sequences, Shape, shapes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chairlift.cache.pages.kernels import KeysValues
+from chairlift.cache.pages.kernels import KeysValues, Scoring
 from chairlift.cache.pages.step import ChunkPlace, step_arrays
 from chairlift.cache.quantized import Quantization
 from chairlift.engine.cuda.paged import chunk_attention, tiles, token_attention
@@ -38,6 +38,8 @@ SHAPES = [
     Shape(1, 2, 160, mx.float16, sinks=True),
     Shape(1, 8, 224, mx.bfloat16),
     Shape(1, 4, 144, mx.bfloat16, window=9),
+    Shape(2, 2, 128, mx.bfloat16, window=65, softcap=1.5),
+    Shape(1, 5, 64, mx.float16, sinks=True, softcap=2.5),
     Shape(2, 2, 192, mx.bfloat16, value_dim=128),
     Shape(1, 6, 96, mx.float16, window=65, sinks=True, value_dim=64),
     Shape(1, 3, 256, mx.bfloat16, value_dim=16),
@@ -78,6 +80,7 @@ def attend(inputs: Sequences, backwards: bool, min_columns: int = tiles.MIN_COLU
             inputs.shape.window,
             inputs.sinks,
             quantization=inputs.shape.quantization,
+            softcap=inputs.shape.softcap,
         )
 
 
@@ -209,10 +212,9 @@ def check_step(step: Step, shape: Shape, backwards: bool) -> None:
         step.row_limit,
     ).kinds.values()
     with emulated(chunk_attention, backwards), emulated(token_attention, backwards):
-        result = CudaPages().attend(
-            *(queries, new, inputs.pool, kind, SCALE, shape.window, inputs.sinks, None)
-        )
-    assert result.shape == queries.shape
+        scoring = Scoring(SCALE, shape.window, inputs.sinks, shape.softcap)
+        result = CudaPages().attend(queries, new, inputs.pool, kind, scoring, None)
+    assert result.shape == (*queries.shape[:3], shape.dims[1])
     inputs.check(result[: len(inputs.queries)])
     if kind.tokens.chunks and shape.dtype != mx.float32:
         tile = kind.tokens.tiles[form_of(shape)]
@@ -229,6 +231,7 @@ def check_step(step: Step, shape: Shape, backwards: bool) -> None:
 def test_rows_and_chunks_attend_in_one_step(step: Step, dtype: mx.Dtype) -> None:
     check_step(step, Shape(2, 2, 64, dtype, window=70), backwards=True)
     check_step(step, Shape(1, 5, 64, dtype, sinks=True), backwards=False)
+    check_step(step, Shape(1, 3, 96, dtype, softcap=1.5, value_dim=64), backwards=True)
 
 
 @pytest.mark.slow

@@ -34,6 +34,9 @@ SHAPES = [
     Shape(1, 2, 160, mx.float16, sinks=True),
     Shape(1, 8, 224, mx.bfloat16),
     Shape(1, 4, 144, mx.bfloat16, window=9),
+    Shape(2, 2, 128, mx.bfloat16, window=65, softcap=1.5),
+    Shape(1, 5, 64, mx.float16, sinks=True, softcap=2.5),
+    Shape(1, 2, 80, mx.float32, softcap=0.5),
     Shape(2, 2, 192, mx.bfloat16, value_dim=128),
     Shape(1, 6, 96, mx.float16, window=65, sinks=True, value_dim=64),
     Shape(1, 3, 256, mx.bfloat16, value_dim=16),
@@ -74,6 +77,7 @@ def attend(inputs: Sequences, backwards: bool, limit: int | None = None) -> mx.a
             SCALE,
             inputs.sinks,
             quantization=inputs.shape.quantization,
+            softcap=inputs.shape.softcap,
         )
 
 

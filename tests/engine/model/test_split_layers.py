@@ -36,8 +36,8 @@ from chairlift.engine.model.selection import select_forward
 # States alone, beside attention, in a list with it; states of tails only; models that regard the
 # lengths of padded rows, and models that do not.
 RECURRENT = ("lfm2", "qwen3_next", "granitemoehybrid", "falcon_h1", "jamba", "nemotron_h")
-# Attention that pages' kernels do not compute: soft-capped, selective.
-DENSE = ("deepseek_v32", "gemma2")
+# Attention that pages' kernels do not compute: another layer selects the columns.
+DENSE = ("deepseek_v32",)
 # Attention that has a kernel of its own.
 LATENT = ("deepseek_v3", "longcat_flash", "mistral4")
 # Recurrent layers beside latent attention, and beside attention with a mask of the model.

@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from chairlift.cache.pages.kernels import KeysValues
+from chairlift.cache.pages.kernels import KeysValues, Scoring
 from chairlift.cache.pages.page import PAGE_TOKENS, page_count
 from chairlift.cache.pages.step import ChunkPlace, KindStep, StepSizes, TileTable
 from chairlift.cache.quantized import Quantization
@@ -42,15 +42,20 @@ class HostPages:
         new: KeysValues,
         buffers: KeysValues,
         step: KindStep,
-        scale: float,
-        window: int | None,
-        sinks: mx.array | None,
+        scoring: Scoring,
         quantization: Quantization | None,
     ) -> mx.array:
-        keys, values, seen = self._fetched(new, buffers, step, window, quantization)
-        return mx.fast.scaled_dot_product_attention(
-            queries, keys, values, scale=scale, mask=seen[:, None, None], sinks=sinks
-        )
+        keys, values, seen = self._fetched(new, buffers, step, scoring.window, quantization)
+        mask, scale, cap = seen[:, None, None], scoring.scale, scoring.softcap
+        if cap is None:
+            return mx.fast.scaled_dot_product_attention(
+                queries, keys, values, scale=scale, mask=mask, sinks=scoring.sinks
+            )
+        assert scoring.sinks is None
+        group = queries.shape[1] // keys.shape[1]
+        keys, values = (mx.repeat(array, group, axis=1) for array in (keys, values))
+        scores = cap * mx.tanh(scale / cap * (queries @ keys.swapaxes(2, 3)))
+        return mx.softmax(mx.where(mask, scores, -mx.inf), axis=-1) @ values
 
     def attend_latent(
         self,

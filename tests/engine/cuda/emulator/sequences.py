@@ -47,6 +47,7 @@ class Shape(NamedTuple):
     sinks: bool = False
     quantization: Quantization | None = None
     value_dim: int | None = None
+    softcap: float | None = None
 
     @property
     def dims(self) -> tuple[int, int]:
@@ -61,7 +62,9 @@ def shapes(draw: st.DrawFn, *dtypes: mx.Dtype) -> Shape:
     value_dim, dim = sorted([draw(numbers), draw(numbers)])
     group, window = draw(st.integers(1, 5)), draw(st.none() | st.integers(1, 99))
     sinks = draw(st.booleans())
-    return Shape(1, group, dim, draw(st.sampled_from(dtypes)), window, sinks, None, value_dim)
+    softcap = draw(st.sampled_from([None, 2.0]))
+    dtype = draw(st.sampled_from(dtypes))
+    return Shape(1, group, dim, dtype, window, sinks, None, value_dim, softcap)
 
 
 @dataclass
@@ -186,6 +189,8 @@ class Sequences:
     ) -> np.ndarray:
         keys, values = (array.repeat(self.shape.group, axis=0) for array in (keys, values))
         scores = np.einsum("thd,hcd->thc", queries, keys) * SCALE
+        if (cap := self.shape.softcap) is not None:
+            scores = cap * np.tanh(scores / cap)
         positions = np.arange(chunk.old, sum(chunk))[:, None]
         columns = np.arange(sum(chunk))
         window = self.shape.window or sum(chunk)
