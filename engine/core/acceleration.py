@@ -39,7 +39,8 @@ def accelerate(model: Any, exactly: bool = True, spare_bytes: int | None = None)
             None: all that is free.
     """
     cuda = profile.current().kind == "cuda"
-    layers.install(model, cuda_gated_delta.by_kernel if cuda else None)
+    own = layers.Kernels(cuda_gated_delta.by_kernel, cuda_gated_delta.decayed_by_kernel)
+    layers.install(model, own if cuda else None)
     if profile.current().on_cpu:
         eager = kernels.install(model, exactly)
         host_attention.install(model)

@@ -20,6 +20,7 @@ from chairlift.engine.core.acceleration import accelerate
 from chairlift.engine.core.start import kv_quantization
 from chairlift.engine.cpu.thread_count import ThreadWatch, blas_threads
 from chairlift.engine.device import memory
+from chairlift.engine.model.adapters import adapt
 from chairlift.engine.model.probe import probe
 from chairlift.engine.parallel.followers import Report, Stop
 from chairlift.engine.parallel.rank_pipe import RankPipe
@@ -111,6 +112,7 @@ def _model(options: argparse.Namespace, ranks: Ranks, rank: int = 0) -> Measured
     config = config_of(options.model)
     shard = ranks.shard if ranks.size > 1 else None
     model = random_model(config, DTYPES[options.dtype], options.bits, shard=shard, rank=rank)
+    adapt(model)
     settings = EngineConfig(
         kv_memory=int(options.kv_gb * 1e9),
         kv_bits=options.kv_bits,

@@ -1,3 +1,4 @@
+// The gated delta rule; without DELTA, each token only decays the state and adds to it.
 // Grid: (tiles of a head's value dimensions, heads of all rows). Eight lanes have one line of the
 // state, the key dimensions of one value dimension; a lane has every eighth four of them.
   struct alignas(4 * sizeof(T)) Four { T v[4]; };
@@ -26,7 +27,7 @@
     }
     if constexpr (!VECTOR) to.decay[0] = static_cast<float>(g[own]);
     to.v = static_cast<float>(v[own * DV + column]);
-    to.beta = static_cast<float>(beta[own]);
+    to.beta = DELTA ? static_cast<float>(beta[own]) : 1.f;
   };
   const auto sum = [](const float (&parts)[4]) {
     float all = (parts[0] + parts[1]) + (parts[2] + parts[3]);
@@ -46,7 +47,7 @@
     const long to = (((long)row * tokens + t) * HEADS + head) * DV + line;
 #if MASKED
     if (!mask[row * tokens + t]) {
-      if (lane == 0 && line < DV) y[to] = T(0.f);
+      if (lane == 0 && line < DV) y[to] = OUT(0.f);
       continue;
     }
 #endif
@@ -54,16 +55,16 @@
     #pragma unroll
     for (int i = 0; i < OWN; ++i) {
       s[i] *= now.decay[VECTOR ? i : 0];
-      known[i % 4] += s[i] * now.k[i];
+      if (DELTA) known[i % 4] += s[i] * now.k[i];
     }
-    const float added = (now.v - sum(known)) * now.beta;
+    const float added = DELTA ? (now.v - sum(known)) * now.beta : now.v;
     #pragma unroll
     for (int i = 0; i < OWN; ++i) {
       s[i] += now.k[i] * added;
       read[i % 4] += s[i] * now.q[i];
     }
     const float output = sum(read);
-    if (lane == 0 && line < DV) y[to] = T(output);
+    if (lane == 0 && line < DV) y[to] = OUT(output);
   }
   if (line < DV) {
     #pragma unroll

@@ -10,8 +10,9 @@ are smaller, all of them are computed together but for their states, and one tok
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from inspect import signature
-from typing import Any
+from typing import Any, Protocol
 
 import mlx.core as mx
 
@@ -21,26 +22,47 @@ from chairlift.engine.model.layers.blocks import block_size, cut, decays, joined
 MIN_BLOCK, MAX_BLOCK = 8, 64
 
 
-def install(model: Any) -> bool:
-    """Replaces mlx-lm's functions that a model's layers call; returns whether any does."""
+class Kernel(Protocol):
+    """Computes the rule on a device, for arrays that it takes."""
+
+    def __call__(
+        self, q: mx.array, k: mx.array, v: mx.array, g: mx.array, state: mx.array
+    ) -> tuple[mx.array, mx.array] | None:
+        """As ``decayed_attention``, with decays ``g`` in place of logarithms.
+
+        Args:
+            state: ``[rows, heads, value dim, key dim]``, as the result's.
+
+        Returns:
+            None for arrays that the kernel does not take.
+        """
+        ...
+
+
+def install(model: Any, kernel: Kernel | None = None) -> bool:
+    """Replaces mlx-lm's functions that a model's layers call; returns whether any does.
+
+    Args:
+        kernel: computes what it takes; the rest is computed in blocks.
+    """
     found = False
     for layer in model.modules():
         names = names_of(layer) if callable(layer) else {}
         update = getattr(names.get("ssm_update"), "__globals__", {})
-        if _replace(update, "ssm_attn", _ssm_attn):
+        if _replace(update, "ssm_attn", partial(_ssm_attn, kernel=kernel)):
             found = True
         # A function of that name with a mask computes blocks itself.
         own = names.get("recurrent_gla")
         if own is not None and "mask" not in signature(own).parameters:
-            found = _replace(names, "recurrent_gla", _recurrent_gla)
+            found = _replace(names, "recurrent_gla", partial(_recurrent_gla, kernel=kernel))
     return found
 
 
 def _replace(names: dict[str, Any], name: str, make: Callable[..., Any]) -> bool:
-    """Replaces a global of a module once; returns whether it has one of that name."""
+    """Replaces a global of a module; returns whether it has one of that name."""
     original = names.get(name)
-    if original is not None and not hasattr(original, "replaces"):
-        names[name] = make(original, names)
+    if original is not None:
+        names[name] = make(getattr(original, "replaces", original), names)
     return original is not None
 
 
@@ -84,7 +106,27 @@ def decayed_attention(
     return joined(outputs, tokens), memory.reshape(rows, heads, key_dim, value_dim)
 
 
-def _ssm_attn(original: Callable[..., Any], names: dict[str, Any]) -> Callable[..., Any]:
+def _computed(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    logs: mx.array,
+    state: mx.array | None,
+    kernel: Kernel | None,
+) -> tuple[mx.array, mx.array]:
+    """As ``decayed_attention``, with states ``[rows, heads, value dim, key dim]``."""
+    if kernel is not None and state is not None:
+        results = kernel(q, k, v, mx.exp(logs.astype(mx.float32)), state)
+        if results is not None:
+            return results
+    before = None if state is None else mx.swapaxes(state, -1, -2)
+    y, after = decayed_attention(q, k, v, logs, before)
+    return y, mx.swapaxes(after, -1, -2)
+
+
+def _ssm_attn(
+    original: Callable[..., Any], names: dict[str, Any], kernel: Kernel | None
+) -> Callable[..., Any]:
     """mlx-lm's ``ssm_attn``; ``names`` are the globals of its module."""
 
     def ssm_attn(
@@ -110,17 +152,17 @@ def _ssm_attn(original: Callable[..., Any], names: dict[str, Any]) -> Callable[.
             # Without time, a token changes nothing.
             dt = mx.where(valid[..., None], dt, 0)
         logs = -mx.exp(a_log.astype(mx.float32)) * dt
-        held = None if state is None else mx.swapaxes(state, -1, -2)
-        y, new_state = decayed_attention(c, b, dt[..., None] * x, logs, held)
+        y, new_state = _computed(c, b, dt[..., None] * x, logs, state, kernel)
         y = y + x * d.reshape(-1, 1)
-        new_state = mx.swapaxes(new_state, -1, -2)
         return y.astype(x.dtype), new_state.astype(x.dtype if state is None else state.dtype)
 
     ssm_attn.replaces = original  # type: ignore[attr-defined]
     return ssm_attn
 
 
-def _recurrent_gla(original: Callable[..., Any], _: dict[str, Any]) -> Callable[..., Any]:
+def _recurrent_gla(
+    original: Callable[..., Any], _: dict[str, Any], kernel: Kernel | None
+) -> Callable[..., Any]:
     """mlx-lm's ``recurrent_gla``, whose arrays are ``[rows, heads, tokens, dim]``."""
 
     def recurrent_gla(
@@ -134,7 +176,9 @@ def _recurrent_gla(original: Callable[..., Any], _: dict[str, Any]) -> Callable[
         queries, keys, values = (x.swapaxes(1, 2) for x in (q * scale, k, v))
         rows, tokens, heads, _ = values.shape
         logs = mx.broadcast_to(g.astype(mx.float32), (rows, tokens, heads))
-        y, state = decayed_attention(queries, keys, values, logs, h)
+        before = None if h is None else h.swapaxes(2, 3)
+        y, state = _computed(queries, keys, values, logs, before, kernel)
+        state = state.swapaxes(2, 3)
         return y.swapaxes(1, 2).astype(q.dtype), state.astype(q.dtype if h is None else h.dtype)
 
     recurrent_gla.replaces = original  # type: ignore[attr-defined]

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
 from chairlift.engine.model.layers import decayed, depthwise, gated_delta, head_products
-from chairlift.engine.model.layers.gated_delta import Kernel
 
 
-def install(model: Any, kernel: Kernel | None = None) -> None:
-    """Replaces all of them; on Metal not those for which mlx-lm has kernels.
+class Kernels(NamedTuple):
+    """A device's kernels, which compute what they take; None: it has none.
 
-    Args:
-        kernel: computes the gated delta rule of what it takes.
+    Attributes:
+        gated_delta: for the gated delta rule.
+        decayed: for state space models and gated linear attention.
     """
+
+    gated_delta: gated_delta.Kernel | None = None
+    decayed: decayed.Kernel | None = None
+
+
+def install(model: Any, kernels: Kernels | None = None) -> None:
+    """Replaces all of them; on Metal not those for which mlx-lm has kernels."""
+    kernels = kernels or Kernels()
     head_products.install(model)
     if not mx.metal.is_available():
         depthwise.install(model)
-        gated_delta.install(model, kernel)
-        decayed.install(model)
+        gated_delta.install(model, kernels.gated_delta)
+        decayed.install(model, kernels.decayed)

@@ -204,6 +204,8 @@ def test_the_gated_delta_rule_compiles(
     state = _numbers(2, 2, 40, dim, dtype=mx.float32)
     mask = mx.ones((2, 3), mx.bool_) if masked else None
     gated_delta.gated_delta(q, q, v, g, beta, state, mask)
+    if not vector:
+        gated_delta.decayed(q, q, v, g, state)
 
 
 @pytest.mark.parametrize("bits", [0, 4])

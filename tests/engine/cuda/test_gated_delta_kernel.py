@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import mlx.core as mx
 import pytest
+from conformance.weights import tiny_model
 from emulator.kernels import COMPILER, emulated
+from mlx_lm.models.cache import make_prompt_cache
 
 from chairlift.engine.cuda import gated_delta
+from chairlift.engine.model.layers import install as layers
+from chairlift.engine.model.layers.decayed import decayed_attention
 from chairlift.engine.model.layers.gated_delta import gated_delta_blocks
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++ on Linux")
@@ -98,3 +102,71 @@ def test_without_a_gpu_the_kernel_is_not_used() -> None:
         pytest.skip("needs a machine without a GPU")
     arguments = _arguments(1, 2, 1, 1, 32, 16, False, mx.float32)
     assert gated_delta.by_kernel(*arguments, None) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tokens", [1, 7])
+@pytest.mark.parametrize("state_type", [mx.float32, mx.bfloat16])
+@pytest.mark.parametrize(
+    ("dim", "value_dim", "dtype"),
+    [(32, 16, mx.float32), (128, 40, mx.bfloat16), (256, 20, mx.float16), (64, 9, mx.float32)],
+)
+def test_states_that_decay(
+    tokens: int, state_type: mx.Dtype, dim: int, value_dim: int, dtype: mx.Dtype
+) -> None:
+    """Also without any decay, and with tokens that leave nothing of the state."""
+    q, k, v, g, _, state = _arguments(2, tokens, 2, 4, dim, value_dim, False, dtype)
+    v = v.astype(mx.float32)
+    g = mx.where(mx.arange(tokens)[:, None] % 3 == 1, mx.array([1.0, 1e-8, 0.5, 1.0]), g)
+    state = state.astype(state_type)
+    expected, expected_state = decayed_attention(q, k, v, mx.log(g), state.swapaxes(2, 3))
+    for backwards in (False, True):
+        with emulated(gated_delta, backwards):
+            output, after = gated_delta.decayed(q, k, v, g, state)
+            mx.eval(output, after)
+        assert output.dtype == after.dtype == mx.float32
+        assert mx.allclose(output, expected, rtol=1e-3, atol=1e-3).item()
+        assert mx.allclose(after, expected_state.swapaxes(2, 3), rtol=1e-3, atol=1e-3).item()
+
+
+def test_states_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gated_delta, "decayed_works", lambda *form: True)
+    monkeypatch.setattr(gated_delta, "decayed", lambda *arrays: arrays)
+    for dim, dtype, fits in (
+        (128, mx.bfloat16, True),
+        (256, mx.float32, True),
+        (288, mx.bfloat16, False),
+        (16, mx.bfloat16, False),
+    ):
+        q, k, v, g, _, state = _arguments(1, 2, 1, 1, dim, 16, False, dtype)
+        assert (gated_delta.decayed_by_kernel(q, k, v, g, state) is not None) == fits
+        other = q.astype(mx.float16)
+        assert gated_delta.decayed_by_kernel(other, k, v, g, state) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mamba2", "falcon_h1", "bailing_moe_linear"])
+def test_layers_of_models_use_the_kernel(name: str) -> None:
+    """Their logits are those of blocks, and of one token after the other."""
+    model = tiny_model(name)
+    calls: list[int] = []
+
+    def kernel(
+        q: mx.array, k: mx.array, v: mx.array, g: mx.array, state: mx.array
+    ) -> tuple[mx.array, mx.array]:
+        calls.append(q.shape[1])
+        y, after = decayed_attention(q, k, v, mx.log(g), state.swapaxes(2, 3))
+        return y, after.swapaxes(2, 3)
+
+    results = []
+    for own in (None, kernel):
+        layers.install(model, layers.Kernels(decayed=own))
+        cache = make_prompt_cache(model)
+        results.append(
+            [model(mx.array([tokens]), cache=cache) for tokens in ([1, 5, 2], [7], [3] * 9)]
+        )
+        mx.eval(results)
+    layers.install(model)
+    assert {1, 9} <= set(calls)
+    for one, other in zip(*results, strict=True):
+        assert mx.allclose(one, other, rtol=1e-3, atol=1e-3)
