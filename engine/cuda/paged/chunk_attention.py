@@ -122,8 +122,9 @@ def _attend(
     # A recurring size, so that the memory serves other steps.
     places = step_size(step.slots * blocks)
     mixed: mx.array
-    # A few registers less than the compiler would take: three blocks are faster than two.
-    mixed, _, _ = _kernel(2 if dim > 128 else 3)(
+    # A few registers less than the compiler would take: three blocks are faster than two, but long
+    # heads and capped scores need more registers.
+    mixed, _, _ = _kernel(2 if dim > 128 or softcap is not None else 3)(
         inputs=[
             queries,
             *new,

@@ -153,6 +153,19 @@ def test_attention_with_shorter_values_compiles(compiled: list[Compiled]) -> Non
     assert result.shape == (9, 16, 1, 128)
 
 
+@pytest.mark.parametrize(("dim", "dtype"), [(128, mx.bfloat16), (256, mx.float16)])
+def test_attention_with_capped_scores_compiles(
+    dim: int, dtype: mx.Dtype, compiled: list[Compiled]
+) -> None:
+    queries, new, pool = _layer(9, 2, dim, dtype, None)
+    zeros, one = _numbers(9, dtype=mx.int32), _numbers(8, dtype=mx.int32)
+    tokens = TokenStep(one, zeros, zeros, zeros, zeros)
+    single = token_attention.token_attention(queries, new, pool, tokens, 512, 0.1, softcap=50.0)
+    tiles, slots = chunk_tiles([ChunkPlace(0, 0, 9, 0)], 0, Form(1, 2, dim, None))
+    chunks = ChunkStep(one, mx.array(tiles), slots, zeros, single)
+    chunk_attention.chunk_attention(queries, new, pool, chunks, 0.1, softcap=50.0)
+
+
 @pytest.mark.parametrize("heads", [16, 128])
 @pytest.mark.parametrize("latent", [256, 512])
 def test_latent_attention_compiles(heads: int, latent: int, compiled: list[Compiled]) -> None:

@@ -50,6 +50,7 @@ def test_common_models_are_served_from_pages(name: str) -> None:
     """Their logits over pages equal those of plain calls; see ``select_forward``."""
     choice = selected(name)
     assert isinstance(choice.forward, PagedForward)
+    assert choice.forward.attention is PagedAttention.KERNEL
     assert choice.make_pages is not None
 
 
