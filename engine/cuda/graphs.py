@@ -1,4 +1,4 @@
-"""The size of the CUDA graphs in which MLX launches operations."""
+"""The sizes of the CUDA graphs in which MLX launches operations, and of its caches of them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,18 @@ _LIMITS = {
     # The device begins with a step when its first graph is complete: with 32 operations instead of
     # MLX's 100, which matters for steps with drafts. More graphs cost the host nothing measurable.
     "MLX_MAX_OPS_PER_BUFFER": "32",
+    # MLX keeps graphs that it has built, by their operations, because a new one takes milliseconds.
+    # Its default is 400; these have fewer operations each, and steps of each size have their own.
+    "MLX_CUDA_GRAPH_CACHE_SIZE": "2048",
+    # By default MLX raises an error once it has built twice as many graphs, or plans of
+    # convolutions or attention, as a cache holds, in all its life. A server builds new ones for as
+    # long as it meets new shapes, so it would end after hours.
+    "MLX_ENABLE_CACHE_THRASHING_CHECK": "0",
 }
 
 
 def set_graph_limits() -> None:
-    """Lets MLX's graphs end after some operations, unless the environment says more.
+    """Sets these limits, unless the environment says more.
 
     Call it before MLX is imported. MLX for Metal has variables of the same names, which stay as
     they are.

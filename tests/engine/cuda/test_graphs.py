@@ -9,7 +9,12 @@ import pytest
 
 from chairlift.engine.cuda.graphs import set_graph_limits
 
-LIMITS = {"MLX_MAX_MB_PER_BUFFER": "1000000", "MLX_MAX_OPS_PER_BUFFER": "32"}
+LIMITS = {
+    "MLX_MAX_MB_PER_BUFFER": "1000000",
+    "MLX_MAX_OPS_PER_BUFFER": "32",
+    "MLX_CUDA_GRAPH_CACHE_SIZE": "2048",
+    "MLX_ENABLE_CACHE_THRASHING_CHECK": "0",
+}
 
 
 @pytest.mark.parametrize(("platform", "expected"), [("linux", LIMITS), ("darwin", {})])
