@@ -55,13 +55,14 @@ class PagedLayer:
     def make_mask(
         self, n: int, window_size: int | None = None, return_array: bool = False
     ) -> PagedMask:
-        """The mask for one new token a row; no array, also if the model wants one.
+        """The mask for one new token a row.
 
         Raises:
-            ValueError: more than one new token a row.
+            ValueError: the model wants an array, or more new tokens. What it would add to an array
+                may depend on the request, as with images, so a trial would not show it.
         """
-        if n != 1:
-            raise ValueError(f"there is no mask of {n} tokens a row over pages")
+        if n != 1 or return_array:
+            raise ValueError(f"there is no mask of {n} tokens a row, or as an array, over pages")
         sizes = [size for size in (window_size, self.max_size) if size is not None]
         return PagedMask(min(sizes, default=None), self._step)
 

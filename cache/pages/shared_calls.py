@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 # A call costs about as much as computing so many tokens of padding: a GPU's host launches some
 # hundred operations for it.
@@ -21,21 +22,24 @@ def shared_calls(counts: Sequence[int]) -> list[list[int]]:
     Returns:
         The numbers of the prompts of each call, in ascending order.
     """
-    order = sorted(range(len(counts)), key=lambda number: counts[number])
-    # Of the prompts up to each, in the order of their lengths: the least cost, and where the last
-    # call begins.
+    numbers: dict[int, list[int]] = {}
+    for number, count in enumerate(counts):
+        numbers.setdefault(count, []).append(number)
+    # A step has few different lengths: n of them are n * n / 2 tokens at least.
+    lengths = sorted(numbers)
+    begins = [0, *accumulate(len(numbers[length]) for length in lengths)]
+    # Of the prompts up to each length: the least cost, and the first length of the last call.
     best: list[tuple[int, int]] = [(0, 0)]
-    for stop in range(1, len(order) + 1):
-        longest = counts[order[stop - 1]]
+    for stop, longest in enumerate(lengths, 1):
         options = (
-            (best[start][0] + longest * (stop - start) + CALL_TOKENS, start)
+            (best[start][0] + longest * (begins[stop] - begins[start]) + CALL_TOKENS, start)
             for start in range(stop)
         )
         best.append(min(options))
     calls = []
-    stop = len(order)
+    stop = len(lengths)
     while stop:
         start = best[stop][1]
-        calls.append(sorted(order[start:stop]))
+        calls.append(sorted(n for length in lengths[start:stop] for n in numbers[length]))
         stop = start
     return sorted(calls)

@@ -83,7 +83,7 @@ def select_forward(
         make_pages: makes the device's pages, which are used if they give the same logits, too.
         multiple, max_pairs, chained: see ``Forward``.
     """
-    # What images add to a step's tokens depends on the layout of the whole step.
+    # What images add to a step's tokens depends on the layout of the whole step, and may be a mask.
     may_split = not isinstance(model, VisionModel)
     if may_split:
         split.install(model)
@@ -95,7 +95,7 @@ def select_forward(
     def choices() -> Iterator[SelectedForward]:
         if make_pages is not None:
             for attention in PagedAttention:
-                may_read = may_split or attention is not PagedAttention.DENSE
+                may_read = may_split or attention is PagedAttention.KERNEL
                 for head_or_none in (head, None) if may_read else ():
                     forward = PagedForward(model, head_or_none, max_pairs, attention)
                     yield SelectedForward(forward, make_cache, make_pages)

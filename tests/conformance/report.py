@@ -37,8 +37,8 @@ TEXT_PAGE = Page(
     " their prompts in chunks shorter and longer than the window. All logits, of prompts and"
     " of decode steps, are compared with those of the same sequence run alone through"
     f" mlx-lm's own caches: equal within {TOLERANCE:g} of the largest, and the same greedy"
-    " tokens. The files run unchanged, but those that take a single sequence for granted, which"
-    " are said to be adapted.",
+    " tokens. The files run unchanged, but those that are said to be adapted: they take a single"
+    " sequence for granted, or leave attention to kernels over pages.",
     "model files",
     "| Model file | Result | Caches (mlx-lm's) | Remarks |",
     0.95,

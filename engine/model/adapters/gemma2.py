@@ -8,7 +8,7 @@ import mlx.core as mx
 from mlx_lm.models import gemma2
 
 from chairlift.cache.pages.kernels import Scoring
-from chairlift.cache.pages.layer import PagedMask
+from chairlift.cache.pages.layer import PagedLayer, PagedMask
 
 
 class CappedAttention(gemma2.Attention):  # type: ignore[misc]
@@ -35,4 +35,20 @@ class CappedAttention(gemma2.Attention):  # type: ignore[misc]
         return output
 
 
-BATCHED = {gemma2.Attention: CappedAttention}
+class CappedModel(gemma2.GemmaModel):  # type: ignore[misc]
+    """A model that wants no array as the mask if the cache is pages."""
+
+    def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
+        """From tokens ``[rows, length]`` to ``[rows, length, hidden]``."""
+        if cache is None or not isinstance(cache[0], PagedLayer):
+            original: mx.array = super().__call__(inputs, cache)
+            return original
+        h = self.embed_tokens(inputs) * self.args.hidden_size**0.5
+        mask = cache[0].make_mask(inputs.shape[1])
+        for layer, layer_cache in zip(self.layers, cache, strict=True):
+            h = layer(h, mask, layer_cache)
+        normed: mx.array = self.norm(h)
+        return normed
+
+
+BATCHED = {gemma2.Attention: CappedAttention, gemma2.GemmaModel: CappedModel}
