@@ -49,7 +49,7 @@ NO_ROWS = mx.zeros((0,), mx.int32)
 @pytest.fixture
 def traceable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Undoes the host kernels that other tests install, since they cannot be traced."""
-    for name in (*RECURRENT, *DENSE, *MIXED):
+    for name in (*RECURRENT, *DENSE, *LATENT, *MIXED):
         for layer in filter(callable, _model(name).modules()):
             names = attention.names_of(layer)
             for key, value in list(names.items()):
