@@ -81,7 +81,7 @@ class Engine:
         os.kill(self.client.pid, number)
 
     async def wait_for_restarts(self, restarts: int) -> None:
-        """Waits for so many, or more: on a busy machine a start may take too long and count, too."""
+        """Waits for so many or more: on a busy machine a start may take too long, and counts."""
         await until(lambda: len(self.restarts) >= restarts and self.client.unhealthy is None)
 
     async def begin_idle(self) -> None:
