@@ -180,9 +180,8 @@ class PagedForward(Forward):
         prompt.join()
         count = min(tokens, TRIAL_TOKENS)
         step_with = partial(paged_step, tail=tokens - count, row_limit=row_limit)
-        with step_with(
-            *([], [(prompt, count)], 0, COMPILED_TOKENS), division=self._division
-        ) as step:
+        step_with = partial(step_with, division=self._division)
+        with step_with([], [(prompt, count)], 0, COMPILED_TOKENS) as step:
             numbers = mx.arange(tokens)[:, None] % TRIAL_TOKENS
             self._chunk_steps.compile(step, numbers, numbers[:row_limit, 0])
         prompt.reset()
