@@ -126,7 +126,8 @@ def _by_part(step: _Call, cache: Any, split: SplitLayer | PackedLayer) -> Any:
     """Calls a layer once for each part, and joins the results, ``[tokens, 1, ...]``."""
     within = split.within()
     results: list[Any] = []
-    if isinstance(split, SplitLayer) and split.launches:
+    launches = isinstance(split, SplitLayer) and split.launches
+    if launches:
         mx.async_eval([value for value in step.given.values() if isinstance(value, mx.array)])
     for number, part in enumerate(split.parts):
         places = part.places
@@ -136,7 +137,7 @@ def _by_part(step: _Call, cache: Any, split: SplitLayer | PackedLayer) -> Any:
         if part.called is not None:
             part.called(partial(_repeat, own, places, within))
         results.append(tree_map(places.restored, result))
-        if isinstance(split, SplitLayer) and split.launches:
+        if launches:
             mx.async_eval(results[-1], part.cache.state)
     return tree_map(split.joint.joined, results[0], *results[1:])
 

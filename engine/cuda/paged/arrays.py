@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -53,6 +54,14 @@ class ChunkStep(NamedTuple):
     slots: int
     lengths: mx.array
     decoded: mx.array
+
+
+@functools.cache
+def counters(count: int) -> mx.array:
+    """``[count]`` int32 zeros, in which a launch counts blocks, and which it leaves as zeros."""
+    zeros = mx.zeros((count,), mx.int32)
+    mx.eval(zeros)
+    return zeros
 
 
 def scale_array(scale: float, softcap: float | None = None) -> mx.array:

@@ -19,6 +19,7 @@ from chairlift.cache.pages.page import PAGE_TOKENS, step_size
 from chairlift.cache.quantized import Quantization
 from chairlift.engine.cuda.paged.arrays import (
     ChunkStep,
+    counters,
     scale_array,
     sinks_array,
     softcap_array,
@@ -133,7 +134,7 @@ def _attend(
             step.tiles,
             step.lengths,
             step.decoded,
-            _counters(1 << (places - 1).bit_length() if places else 1),
+            counters(1 << (places - 1).bit_length() if places else 1),
             scale_array(scale, softcap),
             softcap_array(softcap),
             window_array(window),
@@ -162,14 +163,6 @@ def _attend(
         output_dtypes=[queries.dtype, mx.float32, mx.float32],
     )
     return mixed
-
-
-@functools.cache
-def _counters(count: int) -> mx.array:
-    """``[count]`` int32 zeros, in which a launch counts blocks, and which it leaves as zeros."""
-    counters = mx.zeros((count,), mx.int32)
-    mx.eval(counters)
-    return counters
 
 
 def _heads_per_block(group: int) -> int:

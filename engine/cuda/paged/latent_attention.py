@@ -17,7 +17,7 @@ import mlx.core as mx
 from chairlift.cache.pages.kernels import KeysValues
 from chairlift.cache.pages.page import PAGE_TOKENS
 from chairlift.engine.cuda.constants import constant
-from chairlift.engine.cuda.paged.arrays import TokenStep
+from chairlift.engine.cuda.paged.arrays import TokenStep, counters
 from chairlift.engine.cuda.paged.token_attention import span_of
 from chairlift.engine.cuda.source import included, launch_bounds
 
@@ -61,7 +61,7 @@ def latent_attention(
     """
     _check(queries, rotary, new)
     tokens, heads, _, latent = queries.shape
-    _compile(queries.dtype, heads > MANY_HEADS - 1, latent, rotary.shape[3])
+    _compile(queries.dtype, _groups(heads), latent, rotary.shape[3])
     span = span_of(tokens * _blocks(heads))
     partial = tokens * heads * latent * mx.float32.size
     splits = min(-(-(limit + _columns(heads)) // span), max(1, MAX_PARTIAL_BYTES // partial))
@@ -101,9 +101,9 @@ def _columns(heads: int) -> int:
 
 
 @functools.cache
-def _compile(dtype: mx.Dtype, many_heads: bool, latent: int, own: int) -> None:
+def _compile(dtype: mx.Dtype, groups: int, latent: int, own: int) -> None:
     """Compiles the kernels for few tokens and for many at the first call; takes seconds each."""
-    heads = MANY_HEADS if many_heads else 1
+    heads = 16 * groups
     queries, rotary = (mx.zeros((1, heads, 1, dim), dtype) for dim in (latent, own))
     new = KeysValues(*(mx.zeros((1, 1, 1, dim), dtype) for dim in (latent, own)))
     one, zero = (mx.array([number], mx.int32) for number in (1, 0))
@@ -135,7 +135,7 @@ def _attend(
     out, _, _ = _kernel(shared)(
         inputs=[
             *(queries, rotary, *new, *pool, *step),
-            _counters(1 << (tokens * blocks - 1).bit_length() if many else 1),
+            counters(1 << (tokens * blocks - 1).bit_length() if many else 1),
             constant(span, mx.int32),
             constant(scale, mx.float32),
         ],
@@ -160,14 +160,6 @@ def _attend(
         output_dtypes=[queries.dtype, mx.float32, mx.float32],
     )
     return out
-
-
-@functools.cache
-def _counters(count: int) -> mx.array:
-    """``[count]`` int32 zeros, in which a launch counts blocks, and which it leaves as zeros."""
-    counters = mx.zeros((count,), mx.int32)
-    mx.eval(counters)
-    return counters
 
 
 @functools.cache

@@ -19,6 +19,7 @@ from chairlift.cache.quantized import Quantization
 from chairlift.engine.cuda.constants import constant
 from chairlift.engine.cuda.paged.arrays import (
     TokenStep,
+    counters,
     scale_array,
     sinks_array,
     softcap_array,
@@ -151,7 +152,7 @@ def _attend(
             *new,
             *pool,
             *step,
-            _counters(1 << (tokens * blocks - 1).bit_length() if many else 1),
+            counters(1 << (tokens * blocks - 1).bit_length() if many else 1),
             constant(span, mx.int32),
             scale_array(scale, softcap),
             softcap_array(softcap),
@@ -180,14 +181,6 @@ def _attend(
         output_dtypes=[queries.dtype, mx.float32, mx.float32],
     )
     return out
-
-
-@functools.cache
-def _counters(count: int) -> mx.array:
-    """``[count]`` int32 zeros, in which a launch counts blocks, and which it leaves as zeros."""
-    counters = mx.zeros((count,), mx.int32)
-    mx.eval(counters)
-    return counters
 
 
 def _heads_per_block(group: int) -> int:

@@ -39,10 +39,10 @@ def emulated(module: ModuleType, backwards: bool) -> Iterator[None]:
     """Lets the kernels that ``module`` makes, and caches, run on the CPU.
 
     Args:
-        module: has functions ``_kernel`` and perhaps ``_counters`` and ``_compile``, all cached.
+        module: has functions ``_kernel`` and perhaps ``counters`` and ``_compile``, all cached.
         backwards: the order of blocks and warps, and when copies complete; see ``emulator.h``.
     """
-    caches = [getattr(module, name, None) for name in ("_kernel", "_counters", "_compile")]
+    caches = [getattr(module, name, None) for name in ("_kernel", "counters", "_compile")]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             mx.fast, "cuda_kernel", functools.partial(EmulatedKernel, backwards=backwards)
