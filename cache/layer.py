@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -26,11 +26,27 @@ class Shared:
         masks: masks by the arguments of ``make_mask``.
         places: rows ``[rows, 1]`` and columns ``[rows, new]`` of the step's new tokens.
         visible: the columns that attention reads; see ``Ring.visible``.
+        written: the rows and columns of the step's new tokens, for NumPy.
     """
 
     masks: dict[tuple[int, int | None, bool], Mask] = field(default_factory=dict)
     places: tuple[mx.array, mx.array] | None = None
     visible: slice | None = None
+    written: tuple[NDArray[np.intp], NDArray[np.intp]] | None = None
+
+
+class HostPlaces(NamedTuple):
+    """Where a step's new tokens are written by the host.
+
+    Attributes:
+        keys, values: the buffers, ``[rows, heads, columns, dim]``.
+        rows, columns: the place of each token, row by row.
+    """
+
+    keys: NDArray[Any]
+    values: NDArray[Any]
+    rows: NDArray[np.intp]
+    columns: NDArray[np.intp]
 
 
 class LayerCache:
@@ -49,6 +65,8 @@ class LayerCache:
         self.offset: mx.array = mx.zeros((0,), mx.int32)
         self.shared = Shared()
         self._fetched: tuple[mx.array, mx.array] | None = None
+        # The rows and new columns that NumPy has written, until they are fetched.
+        self._step: tuple[int, int] | None = None
         # Whether a snapshot was extracted since the last transaction began.
         self._lent = True
         # Whether snapshots may share columns that rows write next; see ``write_on_host``.
@@ -121,33 +139,54 @@ class LayerCache:
 
     def write_on_host(
         self, keys: NDArray[Any], values: NDArray[Any], counts: Sequence[int]
-    ) -> tuple[mx.array, mx.array] | None:
+    ) -> bool:
         """As ``update_and_fetch``, but NumPy writes the tokens, at once and without padding.
-
-        This is for steps that evaluate as they go, where MLX computes on the CPU. A row with full
-        attention writes only behind its tokens, where no snapshot that shares the buffers looks,
-        unless the row was rewound: then MLX writes, which copies shared buffers.
 
         Args:
             keys, values: ``[tokens, heads, dim]``, row by row.
             counts: the new tokens of each row.
 
         Returns:
-            As ``update_and_fetch``; None if nothing was written: the layer has a window, no buffers
-            yet, buffers of another type, or was rewound.
+            Whether there are places to write to; see ``host_places``.
+        """
+        places = self.host_places(counts, keys.dtype)
+        if places is None:
+            return False
+        places.keys[places.rows, :, places.columns] = keys
+        places.values[places.rows, :, places.columns] = values
+        return True
+
+    def host_places(self, counts: Sequence[int], dtype: np.dtype[Any]) -> HostPlaces | None:
+        """The places of the step's new tokens, which the caller has to write to at once.
+
+        This is for steps that evaluate as they go, where MLX computes on the CPU. A row with full
+        attention writes only behind its tokens, where no snapshot that shares the buffers looks,
+        unless the row was rewound: then MLX writes, which copies shared buffers. Afterwards,
+        ``keys_and_values`` are the columns to read.
+
+        Args:
+            counts: the new tokens of each row.
+            dtype: of the tokens.
+
+        Returns:
+            None if only MLX can write them: the layer has a window, no buffers yet, buffers of
+            another type, or was rewound.
         """
         ring = self.ring
         if ring.window is not None or self._rewound or self.keys is None or self.values is None:
             return None
         mx.eval(self.keys, self.values)
-        buffers = [np.array(buffer, copy=False) for buffer in (self.keys, self.values)]
-        if any(buffer.dtype != keys.dtype for buffer in buffers):
+        keys, values = (np.array(buffer, copy=False) for buffer in (self.keys, self.values))
+        if keys.dtype != dtype or values.dtype != dtype:
             return None
-        rows = np.repeat(np.arange(len(counts)), counts)
-        columns = [c + i for c, n in zip(ring.cursors, counts, strict=True) for i in range(n)]
-        for buffer, new in zip(buffers, (keys, values), strict=True):
-            buffer[rows, :, columns] = new
-        return self._fetch(len(counts), max(counts))
+        if self.shared.written is None:
+            taken, cursors = np.array(counts, np.intp), np.array(ring.cursors, np.intp)
+            rows = np.repeat(np.arange(len(counts), dtype=np.intp), taken)
+            # A row's first token is at its cursor, and is the step's token ``stop - taken``.
+            firsts = cursors - (np.cumsum(taken) - taken)
+            self.shared.written = rows, firsts[rows] + np.arange(len(rows), dtype=np.intp)
+        self._fetched, self._step = None, (len(counts), max(counts))
+        return HostPlaces(keys, values, *self.shared.written)
 
     def sees_all(self, mask: Mask, step: int) -> bool:
         """Whether a mask for ``step`` new queries a row lets each see all of its row's columns up
@@ -170,12 +209,14 @@ class LayerCache:
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         """The result of this step's ``update_and_fetch``, for a layer that shares this one's KV."""
-        assert self._fetched is not None, "nothing has been written in this step"
+        if self._fetched is None:
+            assert self._step is not None, "nothing has been written in this step"
+            return self._fetch(*self._step)
         return self._fetched
 
     def end(self) -> None:
         """Drops the step's views: MLX writes in place only into unreferenced buffers."""
-        self._fetched = None
+        self._fetched = self._step = None
 
     def put(self, row: int, piece: KVPiece) -> None:
         """Copies one row's tokens into the columns directly before the cursor of that row."""

@@ -9,6 +9,7 @@ through ``attend`` are called part by part; see ``split``.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chairlift.cache.batch import BatchCache, Layer
-from chairlift.cache.layer import LayerCache, Mask
+from chairlift.cache.layer import HostPlaces, LayerCache, Mask
 from chairlift.cache.packed.split import (
     Joint,
     PackedMask,
@@ -160,6 +161,11 @@ class PackedLayer:
         return [part.layer for part in self._parts]
 
     @property
+    def own_parts(self) -> Sequence[_Part]:
+        """The part of each batch."""
+        return self._parts
+
+    @property
     def parts(self) -> list[SplitPart]:
         """The calls of a layer that has to be called part by part."""
         return [SplitPart(part.places, part.layer) for part in self._parts]
@@ -219,9 +225,49 @@ def attend_on_host(
 ) -> Floats:
     """As ``PackedLayer.attend_on_host``, for one layer with one token a row."""
     rows = len(queries)
-    counts = [1] * rows
-    part = _Part(layer, places(range(rows), counts), counts)
+    part = _Part(layer, _one_each(rows), [1] * rows)
     return _attended_on_host(queries, keys, values, part, mask, attend)
+
+
+class HostStep(NamedTuple):
+    """A step of one batch whose tokens see all columns of their rows up to their own.
+
+    Attributes:
+        places: where its tokens are written.
+        counts: the new tokens of each row.
+        begun: the columns of each row before them.
+    """
+
+    places: HostPlaces
+    counts: Sequence[int]
+    begun: Sequence[int]
+
+
+def host_step(layer: LayerCache | PackedLayer, mask: Mask | PackedMask) -> HostStep | None:
+    """The step, if it is such a one; the caller then has to write its tokens at once.
+
+    Args:
+        mask: the one that the model's layer got.
+    """
+    if isinstance(layer, PackedLayer):
+        assert isinstance(mask, PackedMask)
+        if len(layer.layers) > 1:
+            return None
+        [part], [own_mask] = layer.own_parts, mask.masks
+        batch_layer, counts = part.layer, part.counts
+    else:
+        assert not isinstance(mask, PackedMask)
+        batch_layer, own_mask, counts = layer, mask, [1] * len(layer.ring.cursors)
+    if not batch_layer.sees_all(own_mask, max(counts)):
+        return None
+    places = batch_layer.host_places(counts, np.dtype(np.float32))
+    return None if places is None else HostStep(places, counts, batch_layer.ring.cursors)
+
+
+@functools.cache
+def _one_each(rows: int) -> Places:
+    """The places of rows that have one token each."""
+    return places(range(rows), [1] * rows)
 
 
 @contextmanager
@@ -277,17 +323,16 @@ def _attended_on_host(
     layer, where = part.layer, part.places
     whole = where.columns is None and where.span is not None
     own = where.span if whole else where.numbers
-    seen = layer.write_on_host(keys[own], values[own], part.counts)
-    if seen is None:
+    if not layer.write_on_host(keys[own], values[own], part.counts):
         new = (mx.array(_unpacked_on_host(tokens, where)) for tokens in (keys, values))
-        seen = layer.update_and_fetch(*new)
+        layer.update_and_fetch(*new)
     if layer.sees_all(mask, where.length):
         all_keys, all_values = layer.state
         begun = layer.ring.cursors
         mixed = attend.by_row(queries[own], all_keys, all_values, part.counts, begun)
         if mixed is not None:
             return mixed
-    new_keys, new_values = seen
+    new_keys, new_values = layer.keys_and_values()
     result = attend.masked(_unpacked_on_host(queries, where), new_keys, new_values, mask)
     mixed = _by_column(result)[:, :, 0]
     return mixed if where.columns is None else mixed[where.columns]

@@ -15,8 +15,9 @@ import mlx.core as mx
 import numpy as np
 
 from chairlift.engine.cpu.blas import load_fast_blas
+from chairlift.engine.cpu.compiled.jobs import Run
 from chairlift.engine.cpu.gemm import AS_IT_IS, ROW_MAJOR, TRANSPOSED, Floats
-from chairlift.engine.cpu.views import Scratch, view
+from chairlift.engine.cpu.views import Memory, Scratch, view
 
 # OpenBLAS's product of two matrices copies the weights first. Up to this many tokens, one
 # matrix-vector product for each is faster (measured on an AMD EPYC: 0.22 ms against 0.59 for one
@@ -78,6 +79,9 @@ class BlasMatrix:
             for weight, start in zip(self._weights, self.stops, strict=False):
                 self._multiply(x, weight.ctypes.data, len(weight), result, start)
         return result
+
+    def multiply(self, x: Floats, result: Memory, work: Memory, run: Run) -> None:
+        """See ``Matrix``; the BLAS computes no jobs."""
 
     def _multiply(self, x: Floats, weights: int, outputs: int, result: Floats, start: int) -> None:
         (tokens, inputs), stride = x.shape, result.shape[1]

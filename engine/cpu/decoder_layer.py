@@ -7,36 +7,43 @@ replaced only if a trial shows that the replacement computes the same.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import mlx.core as mx
 import numpy as np
 
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.layer import LayerCache
-from chairlift.cache.packed.split import PackedMask
-from chairlift.cache.packed.step import PackedLayer
+from chairlift.cache.packed.step import PackedLayer, host_step
 from chairlift.cache.snapshot import LayerKind
+from chairlift.engine.cpu.compiled.jobs import Program
+from chairlift.engine.cpu.compiled.row_attention import AttentionJobs
 from chairlift.engine.cpu.elementwise import Norm
 from chairlift.engine.cpu.gemm import Floats
+from chairlift.engine.cpu.host_attention import (
+    DecodeCache,
+    DecodeMask,
+    HostAttention,
+    Projected,
+)
 from chairlift.engine.cpu.host_linear import HostMlp, Products
+from chairlift.engine.cpu.program_builder import NoProgramError, ProgramBuilder
 from chairlift.engine.cpu.views import view
 from chairlift.engine.model.trials.trial import Trial, elementwise
 
 log = logging.getLogger(__name__)
 
+# Steps of more tokens take so long that the calls from Python do not matter. Each number of tokens
+# has programs of its own.
+_MAX_TOKENS = 64
 _PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 # Gemma's layers have a norm before and after each part.
 _GEMMA_PARTS = _PARTS | {"pre_feedforward_layernorm", "post_feedforward_layernorm"}
 _TRIAL = Trial(elementwise(1e-3), log, error="a decoder layer is of another form: %s")
 # Rows, and tokens of each before the decode step of a trial.
 _TRIAL_ROWS, _TRIAL_TOKENS = 2, 3
-
-
-# A layer's cache in a step of one token a row, or of rows, drafts and prompts packed together.
-DecodeCache = LayerCache | PackedLayer
-DecodeMask = mx.array | PackedMask | None
 
 
 class HostDecode(Protocol):
@@ -51,7 +58,7 @@ class HostDecode(Protocol):
 
 
 class HostDecoderLayer:
-    """See ``HostDecode``.
+    """See ``HostDecode``. A program computes the layer for few tokens.
 
     Args:
         layer: its attention and its MLP have been replaced.
@@ -59,8 +66,9 @@ class HostDecoderLayer:
     """
 
     def __init__(self, layer: Any, inputs: int) -> None:
-        self._attention: HostDecode = layer.self_attn.host
+        self._attention: HostAttention = layer.self_attn.host
         self._mlp: HostMlp = layer.mlp.host
+        self._inputs = inputs
         after = Norm(layer.post_attention_layernorm, inputs)
         self._before_attention = Norm(layer.input_layernorm, inputs)
         self._after_attention: Norm | None = None
@@ -70,14 +78,98 @@ class HostDecoderLayer:
             self._after_attention = after
             self._before_mlp = Norm(layer.pre_feedforward_layernorm, inputs)
             self._after_mlp = Norm(layer.post_feedforward_layernorm, inputs)
+        self._programs = _Programs()
 
     def __call__(self, x: Floats, mask: DecodeMask, cache: DecodeCache) -> Floats:
         """See ``HostDecode``."""
+        if (step := self._step(len(x))) is not None:
+            return step(x, mask, cache)
         part = self._attention(self._before_attention(x), mask, cache)
         middle: Floats = x + (self._after_attention(part) if self._after_attention else part)
         part = self._mlp(self._before_mlp(middle))
         middle += self._after_mlp(part) if self._after_mlp else part
         return middle
+
+    def _step(self, tokens: int) -> _Step | None:
+        """The programs for some tokens; None if one call at a time has to compute the layer."""
+        products = *self._attention.products, *self._mlp.products
+        if tokens > _MAX_TOKENS or any(each.addition is not None for each in products):
+            return None
+        steps = self._programs.steps
+        if tokens not in steps:
+            try:
+                steps[tokens] = self._build(tokens)
+            except NoProgramError:
+                steps[tokens] = None
+        return steps[tokens]
+
+    def _build(self, tokens: int) -> _Step:
+        before, after = ProgramBuilder(), ProgramBuilder()
+        x = before.array("x", tokens, self._inputs)
+        normed = before.array("normed", tokens, self._inputs)
+        projected = self._attention.build_before(
+            before, self._before_attention.build(before, x, normed)
+        )
+        mixed = after.array("mixed", *projected.queries.shape)
+        part = self._attention.build_after(after, mixed.reshape(tokens, -1))
+        if self._after_attention is not None:
+            part = self._after_attention.build(after, part, part)
+        middle = after.sum(x, part, after.array("middle", tokens, self._inputs))
+        part = self._mlp.build(after, self._before_mlp.build(after, middle, normed))
+        if self._after_mlp is not None:
+            part = self._after_mlp.build(after, part, part)
+        after.sum(middle, part, middle)
+        whole = ProgramBuilder()
+        whole.program.extend(before.program)
+        try:
+            attention = self._attention.build_attention(whole, projected, mixed)
+        except NoProgramError:
+            attention = None
+        whole.program.extend(after.program)
+        programs = before.program, after.program, whole.program
+        return _Step(self._attention, x, projected, mixed, middle, *programs, attention)
+
+
+class _Step(NamedTuple):
+    """The programs of a layer for a number of tokens, and the arrays that they share.
+
+    Attributes:
+        before, after: compute what comes before and after attention.
+        whole: computes the layer.
+        jobs: those of attention in ``whole``; None if there is no kernel for its heads.
+    """
+
+    attention: HostAttention
+    x: Floats
+    projected: Projected
+    mixed: Floats
+    result: Floats
+    before: Program
+    after: Program
+    whole: Program
+    jobs: AttentionJobs | None
+
+    def __call__(self, x: Floats, mask: DecodeMask, cache: DecodeCache) -> Floats:
+        """See ``HostDecode``."""
+        projected = self.projected
+        self.x[...] = x
+        projected.cosines[...], projected.sines[...] = self.attention.angles(cache)
+        step = None if self.jobs is None else host_step(cache, mask)
+        if self.jobs is not None and step is not None and self.jobs.point(step):
+            self.whole.run()
+            return self.result
+        self.before.run()
+        arrays = projected.queries, projected.keys, projected.values
+        self.mixed[...] = self.attention.attend(*arrays, mask, cache)
+        self.after.run()
+        return self.result
+
+
+class _Programs(threading.local):
+    """Those of a layer by numbers of tokens. Each thread has its own, because they share memory."""
+
+    def __init__(self) -> None:
+        self.steps: dict[int, _Step | None] = {}
 
 
 def install(layers: Sequence[Any]) -> int:

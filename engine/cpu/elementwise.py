@@ -10,6 +10,7 @@ import numpy as np
 
 from chairlift.engine.cpu.compiled import compiled_elementwise
 from chairlift.engine.cpu.gemm import Floats
+from chairlift.engine.cpu.program_builder import ProgramBuilder
 from chairlift.engine.cpu.views import view
 
 # Numbers that several passes process together, so that later passes find them in a core's L2.
@@ -104,3 +105,11 @@ class Norm:
         result: Floats = x / scale
         result *= self._weight
         return result
+
+    def build(self, build: ProgramBuilder, x: Floats, into: Floats) -> Floats:
+        """See ``compiled_elementwise.norm``.
+
+        Raises:
+            NoProgramError: see ``ProgramBuilder``.
+        """
+        return build.norm(x, self._weight, self._eps, into)

@@ -19,6 +19,7 @@ from mlx.nn.layers.linear import Linear
 from chairlift.engine.cpu.elementwise import geglu, swiglu
 from chairlift.engine.cpu.gemm import Floats
 from chairlift.engine.cpu.matrix import Backend, apart, backends
+from chairlift.engine.cpu.program_builder import ProgramBuilder
 from chairlift.engine.cpu.views import view
 from chairlift.engine.device import memory
 from chairlift.engine.model.trials.trial import Trial, elementwise
@@ -63,6 +64,14 @@ class Products:
     def apart(self, x: Floats) -> list[Floats]:
         """As a call, but the outputs of each layer."""
         return apart(self(x), self.matrix.stops)
+
+    def build(self, build: ProgramBuilder, name: str, x: Floats) -> Floats:
+        """As a call, without ``addition``; see ``ProgramBuilder.product``.
+
+        Raises:
+            NoProgramError: see ``ProgramBuilder``.
+        """
+        return build.product(name, self.matrix, x)
 
     def takes(self, x: mx.array) -> bool:
         """Whether ``[..., inputs]`` are few enough tokens; MLX multiplies more."""
@@ -203,6 +212,9 @@ def _stack(layers: Sequence[Any]) -> None:
 class HostMlp:
     """An MLP with a gate, of few tokens.
 
+    Attributes:
+        products: its products.
+
     Args:
         layer: its layers are of one group, and have host products.
         activation: computes ``[tokens, numbers]`` of those of the gate and of the other layer.
@@ -212,10 +224,22 @@ class HostMlp:
         self._wide: Products = layer.gate_proj.products
         self._down: Products = layer.down_proj.products
         self._activation = activation
+        self.products = self._wide, self._down
 
     def __call__(self, x: Floats) -> Floats:
         """``[tokens, inputs]`` → ``[tokens, outputs]``; see ``Matrix``."""
         return self._down(self._activation(*self._wide.apart(x)))
+
+    def build(self, build: ProgramBuilder, x: Floats) -> Floats:
+        """As a call, without the products' additions.
+
+        Raises:
+            NoProgramError: see ``ProgramBuilder``.
+        """
+        wide = apart(self._wide.build(build, "wide", x), self._wide.matrix.stops)
+        return self._down.build(
+            build, "down", build.gated(self._activation.__name__, "gated", *wide)
+        )
 
 
 def _fuse(layer: Any) -> bool:

@@ -64,11 +64,16 @@ class SharedRope(Module):
 
     def rotate(self, x: Floats, offset: mx.array) -> Floats:
         """Rotates one token per row, ``[rows, heads, dim]``; all dimensions must be rotated."""
+        return elementwise.rotated(x, *self.host_table(offset))
+
+    def host_table(self, offset: mx.array) -> tuple[Floats, Floats]:
+        """The cosines and sines of one token per row, ``[rows, dims / 2]``."""
         tables = self._tables
         cos, sin = self._table(offset, 1)
         if "host" not in tables:
             tables["host"] = view(cos)[:, 0, 0], view(sin)[:, 0, 0]
-        return elementwise.rotated(x, *tables["host"])
+        table: tuple[Floats, Floats] = tables["host"]
+        return table
 
     @property
     def dims(self) -> int:

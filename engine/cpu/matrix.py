@@ -13,7 +13,9 @@ import mlx.core as mx
 
 from chairlift.engine.cpu import blas_matmul
 from chairlift.engine.cpu.compiled import amx_matmul, compiled_matmul
+from chairlift.engine.cpu.compiled.jobs import Run
 from chairlift.engine.cpu.gemm import Floats
+from chairlift.engine.cpu.views import Memory
 
 # Up to so many tokens, reading the weights takes longer than multiplying.
 FEW_TOKENS = 64
@@ -33,6 +35,19 @@ class Matrix(Protocol):
         """``[tokens, inputs]`` → ``[tokens, outputs]``, as exact as in float32.
 
         The next call of any matrix may overwrite the result, whose rows need not be adjacent.
+        """
+        ...
+
+    def multiply(self, x: Floats, result: Memory, work: Memory, run: Run) -> Floats | None:
+        """As a call, by jobs that ``run`` computes, perhaps later.
+
+        Args:
+            x: contiguous.
+            result: memory for the product.
+            work: memory for what the jobs compute before it.
+
+        Returns:
+            The product; None if it cannot be computed by jobs.
         """
         ...
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from typing import Any
+from typing import Any, Protocol
 
 import mlx.core as mx
 import numpy as np
@@ -24,8 +24,16 @@ def aligned(size: int) -> NDArray[np.uint8]:
     return memory[start : start + size]
 
 
+class Memory(Protocol):
+    """Memory that each use overwrites."""
+
+    def array(self, dtype: type[Any], *shape: int) -> NDArray[Any]:
+        """An uninitialized array of this type and shape; its address is a multiple of 64."""
+        ...
+
+
 class Scratch(threading.local):
-    """Memory that each use overwrites; each thread has its own.
+    """See ``Memory``; each thread has its own.
 
     Fresh memory is slower, because the system clears it.
     """
@@ -34,9 +42,25 @@ class Scratch(threading.local):
         self._memory = aligned(0)
 
     def array(self, dtype: type[Any], *shape: int) -> NDArray[Any]:
-        """An uninitialized array of this type and shape; its address is a multiple of 64."""
+        """See ``Memory``."""
         size = np.dtype(dtype).itemsize * math.prod(shape)
         if size > self._memory.size:
             self._memory = aligned(size)
         memory: NDArray[Any] = self._memory[:size].view(dtype).reshape(shape)
+        return memory
+
+
+class LastingMemory:
+    """See ``Memory``. An array's memory stays: later ones of about the same size have the same."""
+
+    def __init__(self) -> None:
+        self._memory: dict[int, NDArray[np.uint8]] = {}
+
+    def array(self, dtype: type[Any], *shape: int) -> NDArray[Any]:
+        """See ``Memory``."""
+        size = np.dtype(dtype).itemsize * math.prod(shape)
+        capacity = 1 << max(0, size - 1).bit_length()
+        if capacity not in self._memory:
+            self._memory[capacity] = aligned(capacity)
+        memory: NDArray[Any] = self._memory[capacity][:size].view(dtype).reshape(shape)
         return memory

@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from chairlift.engine.cpu.compiled.compiled_matmul import MIN_SHARED, run_shared
+from chairlift.engine.cpu.compiled.jobs import MIN_SHARED, Run, run_shared
 from chairlift.engine.cpu.compiled.llvm_amx import (
     INPUTS,
     OUTPUTS,
@@ -20,7 +20,7 @@ from chairlift.engine.cpu.compiled.llvm_amx import (
     compiled,
 )
 from chairlift.engine.cpu.gemm import Floats
-from chairlift.engine.cpu.views import Scratch, aligned, view
+from chairlift.engine.cpu.views import Memory, Scratch, aligned, view
 
 # Steps of inputs that are multiplied at a time, and bytes of the pieces of the tokens that are: all
 # panels read these pieces, so they have to stay in a core's L2 cache.
@@ -63,9 +63,20 @@ class AmxMatrix:
 
     def __call__(self, x: Floats) -> Floats:
         """See ``Matrix``."""
-        tokens, width = len(x), INPUTS * self._steps
+        width = INPUTS * self._steps
         x = np.ascontiguousarray(x) if width == self._inputs else _widened(x, width)
-        result: Floats = _products.array(
+        return self._multiplied(x, _products, _pieces, run_shared)
+
+    def multiply(self, x: Floats, result: Memory, work: Memory, run: Run) -> Floats | None:
+        """See ``Matrix``."""
+        if x.shape[1] != INPUTS * self._steps:
+            return None
+        return self._multiplied(x, result, work, run)
+
+    def _multiplied(self, x: Floats, result: Memory, work: Memory, run: Run) -> Floats:
+        """As ``multiply``, for tokens of whole steps."""
+        tokens = len(x)
+        product: Floats = result.array(
             np.float32, -(-tokens // ROWS) * ROWS, OUTPUTS * self._panels
         )
         steps = min(self._steps, _STEPS)
@@ -73,24 +84,24 @@ class AmxMatrix:
         most = max(1, _PIECES_BYTES // pair) * 2 * ROWS
         for start in range(0, tokens, most):
             for step in range(0, self._steps, steps):
-                self._multiply(x[start : start + most], step, result[start:])
-        return result[:tokens, : self.stops[-1]]
+                self._add_steps(x[start : start + most], step, product[start:], work, run)
+        return product[:tokens, : self.stops[-1]]
 
-    def _multiply(self, x: Floats, step: int, result: Floats) -> None:
-        """Adds the products of the inputs of _STEPS steps to the result, or begins it with them."""
+    def _add_steps(self, x: Floats, step: int, product: Floats, work: Memory, run: Run) -> None:
+        """Adds the products of _STEPS steps of inputs to the product, or begins it with them."""
         tokens, blocks = len(x), -(-len(x) // ROWS)
         steps = min(self._steps - step, _STEPS)
-        pieces = _pieces.array(np.uint8, blocks * steps * PIECES * TILE_BYTES)
-        run_shared(
+        pieces = work.array(np.uint8, blocks * steps * PIECES * TILE_BYTES)
+        run(
             self._kernel.split,
             *(x[:, step * INPUTS :].ctypes.data, pieces.ctypes.data, tokens, steps, x.shape[1]),
             parts=blocks,
             is_shared=tokens * steps * INPUTS >= MIN_SHARED,
         )
-        run_shared(
+        run(
             self._kernel.multiply,
-            *(self._packed[:, step:].ctypes.data, pieces.ctypes.data, result.ctypes.data),
-            *(blocks, steps, self._steps, result.shape[1], int(not step)),
+            *(self._packed[:, step:].ctypes.data, pieces.ctypes.data, product.ctypes.data),
+            *(blocks, steps, self._steps, product.shape[1], int(not step)),
             parts=self._panels,
             is_shared=self._is_shared,
         )

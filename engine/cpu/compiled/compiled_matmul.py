@@ -10,24 +10,13 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from chairlift.engine.cpu.compiled import llvm_kernel, worker_threads
-from chairlift.engine.cpu.compiled.host_compiler import Function
-from chairlift.engine.cpu.compiled.llvm_jobs import (
-    ARGUMENTS,
-    FUNCTION,
-    PARTS,
-    SHARE,
-    SIZE,
-)
+from chairlift.engine.cpu.compiled import llvm_kernel
+from chairlift.engine.cpu.compiled.jobs import MIN_SHARED, Run, run_shared
 from chairlift.engine.cpu.gemm import Floats
-from chairlift.engine.cpu.views import Scratch, aligned, view
+from chairlift.engine.cpu.views import Memory, Scratch, aligned, view
 
-# Products of fewer numbers end before another thread has begun.
-MIN_SHARED = 1 << 17
 # Queries of a key head, up to which reading keys and values takes longer than multiplying.
 MAX_QUERIES = 16
-# Parts that each thread takes of a product: a thread that lost its core delays one of them.
-_PARTS = 8
 
 available = llvm_kernel.available
 
@@ -59,18 +48,20 @@ class CompiledMatrix:
 
     def __call__(self, x: Floats) -> Floats:
         """See ``Matrix``."""
-        x = np.ascontiguousarray(x)
-        result: Floats = _products.array(np.float32, len(x), self._stride)
-        if not len(x):
-            return result[:, : self.stops[-1]]
-        run_shared(
-            self._multiply,
-            *(self._packed.ctypes.data, x.ctypes.data, result.ctypes.data),
-            *(len(x), self._inputs, self._stride),
-            parts=self._panels,
-            is_shared=self._is_shared,
-        )
-        return result[:, : self.stops[-1]]
+        return self.multiply(np.ascontiguousarray(x), _products, _products, run_shared)
+
+    def multiply(self, x: Floats, result: Memory, work: Memory, run: Run) -> Floats:
+        """See ``Matrix``."""
+        product: Floats = result.array(np.float32, len(x), self._stride)
+        if len(x):
+            run(
+                self._multiply,
+                *(self._packed.ctypes.data, x.ctypes.data, product.ctypes.data),
+                *(len(x), self._inputs, self._stride),
+                parts=self._panels,
+                is_shared=self._is_shared,
+            )
+        return product[:, : self.stops[-1]]
 
 
 def attention_products(a: Floats, b: Floats, scale: float = 1.0) -> Floats | None:
@@ -98,19 +89,6 @@ def attention_products(a: Floats, b: Floats, scale: float = 1.0) -> Floats | Non
     return result
 
 
-def run_shared(function: Function, *arguments: int, parts: int, is_shared: bool) -> None:
-    """Calls a function of the kernel, on all threads if ``is_shared``."""
-    threads = worker_threads.shared.get() if is_shared else 1
-    job = _job.array(np.int64, SIZE)
-    job[:ARGUMENTS] = 0
-    job[FUNCTION], job[PARTS] = function.address, parts
-    job[SHARE] = max(1, parts // (threads * _PARTS)) if threads > 1 else parts
-    job[ARGUMENTS : ARGUMENTS + len(arguments)] = arguments
-    address = job.ctypes.data
-    if threads == 1 or not worker_threads.shared.run(address):
-        function.call(address)
-
-
 def in_panels(numbers: NDArray[Any], panels: int, width: int) -> NDArray[Any]:
     """``[outputs, inputs]`` → ``[panels, inputs, width]``, at an address that is a multiple of 64.
 
@@ -127,4 +105,4 @@ def in_panels(numbers: NDArray[Any], panels: int, width: int) -> NDArray[Any]:
     return packed
 
 
-_products, _job = Scratch(), Scratch()
+_products = Scratch()

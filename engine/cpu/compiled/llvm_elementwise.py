@@ -1,12 +1,22 @@
 """Functions of single tokens between products, in LLVM's language; see ``llvm_kernel``.
 
-The parts of all of them are tokens, and numbers of a token are a multiple of a register's.
+The parts are tokens unless it says otherwise, and their numbers are a multiple of a register's.
 
 - ``swiglu`` and ``geglu``: arguments: the addresses of the gates, of the other numbers and of the
   results, then the numbers of a token, and those from one token's gates (and other numbers) to the
   next one's.
-- ``norm``: the root mean square norm. Arguments: the addresses of the inputs, of the weights, of
-  the constant added to the mean, and of the results, then the numbers of a token.
+- ``norm``: the root mean square norm of each head. Its parts are the heads of all tokens.
+  Arguments: the addresses of the inputs, of the weights, of the constant added to the mean, and of
+  the results, which may be the inputs; then the numbers of a head, the heads of a token, and the
+  numbers from one token's inputs, and from its results, to the next one's.
+- ``add``: sums. Arguments: the addresses of two inputs and of the results, which may be the first
+  inputs; then the numbers of a token, and those from one token to the next for all three.
+- ``scale``: products with a number. Arguments: the addresses of the inputs, of the number and of
+  the results, then the numbers of a token, and those from one token to the next for both.
+- ``scatter``: copies each token to its place ``[row, head, column]``. Arguments: the addresses of
+  the inputs, of the results, and of the tokens' rows and columns (integers); then heads, the
+  numbers of a head, those from one token's inputs to the next one's, and those from one row, head
+  and column of the results to the next.
 - ``rotate``: rotary embedding. Arguments: the addresses of the inputs, of a token's cosines and
   sines, and of the results, then heads, half of a head's numbers, and the numbers from one token's
   inputs to the next one's.
@@ -31,6 +41,9 @@ def source(lanes: int) -> str:
             _gated("swiglu", lanes, "", "%g"),
             _gated("geglu", lanes, _gelu(lanes), "%z"),
             _norm(lanes),
+            _add(lanes),
+            _scale(lanes),
+            _scatter(lanes),
             _rotate(lanes),
         ]
     )
@@ -101,9 +114,15 @@ def _norm(lanes: int) -> str:
     vector, integers = f"<{lanes} x float>", f"<{lanes} x i32>"
     body = f"""
   %eps = load float, ptr %constant, align 4
-  %from = mul i64 %part, %numbers
-  %xr = getelementptr float, ptr %x, i64 %from
-  %yr = getelementptr float, ptr %y, i64 %from
+  %token = udiv i64 %part, %heads
+  %head = urem i64 %part, %heads
+  %within = mul i64 %head, %numbers
+  %xt = mul i64 %token, %x_stride
+  %xo = add i64 %xt, %within
+  %xr = getelementptr float, ptr %x, i64 %xo
+  %yt = mul i64 %token, %y_stride
+  %yo = add i64 %yt, %within
+  %yr = getelementptr float, ptr %y, i64 %yo
   br label %add
 add:
   %i = phi i64 [0, %work], [%i_next, %add]
@@ -138,7 +157,108 @@ multiply:
   %j_more = icmp ult i64 %j_next, %numbers
   br i1 %j_more, label %multiply, label %part_end
 """
-    return shared("norm", "ptr %x, ptr %w, ptr %constant, ptr %y, i64 %numbers", body)
+    arguments = (
+        "ptr %x, ptr %w, ptr %constant, ptr %y, i64 %numbers, i64 %heads, i64 %x_stride, "
+        "i64 %y_stride"
+    )
+    return shared("norm", arguments, body)
+
+
+def _add(lanes: int) -> str:
+    vector = f"<{lanes} x float>"
+    body = f"""
+  %xo = mul i64 %part, %x_stride
+  %xr = getelementptr float, ptr %x, i64 %xo
+  %yo = mul i64 %part, %y_stride
+  %yr = getelementptr float, ptr %y, i64 %yo
+  %to = mul i64 %part, %stride
+  %rr = getelementptr float, ptr %results, i64 %to
+  br label %loop
+loop:
+  %i = phi i64 [0, %work], [%i_next, %loop]
+  %xp = getelementptr float, ptr %xr, i64 %i
+  %xv = load {vector}, ptr %xp, align 4
+  %yp = getelementptr float, ptr %yr, i64 %i
+  %yv = load {vector}, ptr %yp, align 4
+  %sum = fadd {vector} %xv, %yv
+  %rp = getelementptr float, ptr %rr, i64 %i
+  store {vector} %sum, ptr %rp, align 4
+  %i_next = add i64 %i, {lanes}
+  %more = icmp ult i64 %i_next, %numbers
+  br i1 %more, label %loop, label %part_end
+"""
+    arguments = (
+        "ptr %x, ptr %y, ptr %results, i64 %numbers, i64 %x_stride, i64 %y_stride, i64 %stride"
+    )
+    return shared("add", arguments, body)
+
+
+def _scale(lanes: int) -> str:
+    vector, integers = f"<{lanes} x float>", f"<{lanes} x i32>"
+    body = f"""
+  %one_factor = load float, ptr %constant, align 4
+  %one = insertelement {vector} poison, float %one_factor, i32 0
+  %factor = shufflevector {vector} %one, {vector} poison, {integers} zeroinitializer
+  %xo = mul i64 %part, %x_stride
+  %xr = getelementptr float, ptr %x, i64 %xo
+  %yo = mul i64 %part, %y_stride
+  %yr = getelementptr float, ptr %y, i64 %yo
+  br label %loop
+loop:
+  %i = phi i64 [0, %work], [%i_next, %loop]
+  %xp = getelementptr float, ptr %xr, i64 %i
+  %xv = load {vector}, ptr %xp, align 4
+  %product = fmul {vector} %xv, %factor
+  %yp = getelementptr float, ptr %yr, i64 %i
+  store {vector} %product, ptr %yp, align 4
+  %i_next = add i64 %i, {lanes}
+  %more = icmp ult i64 %i_next, %numbers
+  br i1 %more, label %loop, label %part_end
+"""
+    arguments = "ptr %x, ptr %constant, ptr %y, i64 %numbers, i64 %x_stride, i64 %y_stride"
+    return shared("scale", arguments, body)
+
+
+def _scatter(lanes: int) -> str:
+    vector = f"<{lanes} x float>"
+    body = f"""
+  %row.at = getelementptr i64, ptr %rows, i64 %part
+  %row = load i64, ptr %row.at, align 8
+  %column.at = getelementptr i64, ptr %columns, i64 %part
+  %column = load i64, ptr %column.at, align 8
+  %ro = mul i64 %row, %row_stride
+  %co = mul i64 %column, %column_stride
+  %to = add i64 %ro, %co
+  %yr = getelementptr float, ptr %y, i64 %to
+  %from = mul i64 %part, %stride
+  %xr = getelementptr float, ptr %x, i64 %from
+  br label %head
+head:
+  %h = phi i64 [0, %work], [%h_next, %head_end]
+  %xo = mul i64 %h, %numbers
+  %xh = getelementptr float, ptr %xr, i64 %xo
+  %yo = mul i64 %h, %head_stride
+  %yh = getelementptr float, ptr %yr, i64 %yo
+  br label %loop
+loop:
+  %i = phi i64 [0, %head], [%i_next, %loop]
+  %xp = getelementptr float, ptr %xh, i64 %i
+  %v = load {vector}, ptr %xp, align 4
+  %yp = getelementptr float, ptr %yh, i64 %i
+  store {vector} %v, ptr %yp, align 4
+  %i_next = add i64 %i, {lanes}
+  %more = icmp ult i64 %i_next, %numbers
+  br i1 %more, label %loop, label %head_end
+head_end:
+  %h_next = add i64 %h, 1
+  %h_more = icmp ult i64 %h_next, %heads
+  br i1 %h_more, label %head, label %part_end
+"""
+    arguments = (
+        "ptr %x, ptr %y, ptr %rows, ptr %columns, i64 %heads, i64 %numbers, i64 %stride, "
+        "i64 %row_stride, i64 %head_stride, i64 %column_stride"
+    )
+    return shared("scatter", arguments, body)
 
 
 def _rotate(lanes: int) -> str:

@@ -1,9 +1,10 @@
 """Jobs that several threads share, in LLVM's language.
 
 A job is a block of 64-bit numbers: its function, the number of its parts, how many parts a thread
-takes at a time, two counters, and the function's arguments. A function takes parts of its job until
-none is left. ``run`` publishes a job, takes parts, and returns when all parts are finished and no
-other thread reads the job. Another thread calls ``serve``, which takes parts of each job that is
+takes at a time, whether threads share it, two counters, and the function's arguments. A function
+takes parts of its job until none is left. ``run`` publishes a job, takes parts, and returns when
+all parts are finished and no other thread reads the job. ``run_all`` does so for jobs that follow
+each other in memory. Another thread calls ``serve``, which takes parts of each job that is
 published, and returns when none was for some time. A job never waits for a thread that has not
 begun.
 """
@@ -18,9 +19,9 @@ from typing import Any, NamedTuple
 
 from chairlift.engine.cpu.compiled.host_compiler import host_compiler
 
-# Numbers of a job: places of its function, parts, share, counters of taken and of finished parts,
-# and arguments; and its size. Each counter has a cache line of its own.
-FUNCTION, PARTS, SHARE, TAKEN, FINISHED, ARGUMENTS, SIZE = 0, 1, 2, 8, 16, 24, 56
+# Numbers of a job: places of its function, parts, share, whether it is shared, counters of taken
+# and of finished parts, and arguments; and its size. Each counter has a cache line of its own.
+FUNCTION, PARTS, SHARE, IS_SHARED, TAKEN, FINISHED, ARGUMENTS, SIZE = 0, 1, 2, 3, 8, 16, 24, 56
 # Numbers of the state that threads share: places of the published job, of the number of jobs that
 # were published, and of the threads that read one; and its size.
 PUBLISHED, COUNT, READERS, STATE_SIZE = 0, 8, 16, 24
@@ -29,15 +30,18 @@ _PATIENCE = 4096
 
 
 class Pool(NamedTuple):
-    """The compiled functions; both release the interpreter's lock.
+    """The compiled functions; all release the interpreter's lock.
 
     Attributes:
         run: arguments: the addresses of the state and of a job.
+        run_all: arguments: the addresses of the state and of the first job, the number of jobs, and
+            whether threads may share them. Each job begins when the one before it is finished.
         serve: arguments: the address of the state, the number of jobs that the thread has seen, and
             the pauses after which it returns. Returns the number of jobs that it has seen then.
     """
 
     run: Callable[[int, int], None]
+    run_all: Callable[[int, int, int, int], None]
     serve: Callable[[int, int, int], int]
 
 
@@ -50,9 +54,10 @@ def compiled() -> Pool | None:
     module = compiler.compile(_source())
     address, size = ctypes.c_void_p, ctypes.c_int64
     run: Any = ctypes.CFUNCTYPE(None, address, address)(module.address("run"))
+    run_all: Any = ctypes.CFUNCTYPE(None, address, address, size, size)(module.address("run_all"))
     serve: Any = ctypes.CFUNCTYPE(size, address, size, size)(module.address("serve"))
-    run.module = module
-    return Pool(run, serve)
+    run.module = run_all.module = module
+    return Pool(run, run_all, serve)
 
 
 def shared(name: str, arguments: str, body: str) -> str:
@@ -110,7 +115,7 @@ done:
 
 
 def _source() -> str:
-    """``run`` and ``serve``."""
+    """``run``, ``run_all`` and ``serve``."""
     if platform.machine() in ("aarch64", "arm64"):
         declared, pause = "declare void @llvm.aarch64.hint(i32)", "@llvm.aarch64.hint(i32 1)"
     else:
@@ -157,6 +162,38 @@ entry:
   call void @wait(ptr %finished, i64 %parts)
   store atomic i64 0, ptr %published seq_cst, align 8
   call void @wait(ptr %readers, i64 0)
+  ret void
+}}
+
+define void @run_all(ptr %state, ptr %jobs, i64 %number, i64 %may_share) {{
+entry:
+  %allowed = icmp ne i64 %may_share, 0
+  br label %next
+next:
+  %i = phi i64 [0, %entry], [%i_next, %finished]
+  %place = mul i64 %i, {SIZE}
+  %job = getelementptr i64, ptr %jobs, i64 %place
+  %taken.at = getelementptr i64, ptr %job, i64 {TAKEN}
+  store i64 0, ptr %taken.at, align 8
+  %finished.at = getelementptr i64, ptr %job, i64 {FINISHED}
+  store i64 0, ptr %finished.at, align 8
+  %wanted.at = getelementptr i64, ptr %job, i64 {IS_SHARED}
+  %wanted = load i64, ptr %wanted.at, align 8
+  %is_wanted = icmp ne i64 %wanted, 0
+  %shared = and i1 %is_wanted, %allowed
+  br i1 %shared, label %publish, label %alone
+publish:
+  call void @run(ptr %state, ptr %job)
+  br label %finished
+alone:
+  %function = load ptr, ptr %job, align 8
+  call void %function(ptr %job)
+  br label %finished
+finished:
+  %i_next = add i64 %i, 1
+  %more = icmp ult i64 %i_next, %number
+  br i1 %more, label %next, label %end
+end:
   ret void
 }}
 

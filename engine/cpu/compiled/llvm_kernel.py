@@ -41,7 +41,7 @@ class Kernel(NamedTuple):
         transposed: see ``llvm_attention``.
         plain: see ``llvm_attention``.
         rows: see ``llvm_row_attention``.
-        swiglu, geglu, norm, rotate: see ``llvm_elementwise``.
+        swiglu, geglu, norm, add, scale, scatter, rotate: see ``llvm_elementwise``.
     """
 
     lanes: int
@@ -56,6 +56,9 @@ class Kernel(NamedTuple):
     swiglu: Function
     geglu: Function
     norm: Function
+    add: Function
+    scale: Function
+    scatter: Function
     rotate: Function
 
 
@@ -80,8 +83,10 @@ def compiled() -> Kernel | None:
         return None
     function = compiler.compile(_source(registers)).function
     products = ("float", "bfloat", "float_groups", "bfloat_groups")
-    others = ("transposed", "plain", "rows", "swiglu", "geglu", "norm", "rotate")
-    return Kernel(registers.lanes, WIDE * registers.lanes, *map(function, (*products, *others)))
+    attention = ("transposed", "plain", "rows")
+    others = ("swiglu", "geglu", "norm", "add", "scale", "scatter", "rotate")
+    names = (*products, *attention, *others)
+    return Kernel(registers.lanes, WIDE * registers.lanes, *map(function, names))
 
 
 def _registers(features: Mapping[str, bool]) -> _Registers | None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from itertools import accumulate
 from operator import add
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from chairlift.cache.packed.step import HostStep
 from chairlift.engine.cpu.compiled import llvm_kernel
-from chairlift.engine.cpu.compiled.compiled_matmul import MIN_SHARED, run_shared
+from chairlift.engine.cpu.compiled.jobs import MIN_SHARED, Program, run_shared
 from chairlift.engine.cpu.compiled.llvm_row_attention import MAX_QUERIES
 from chairlift.engine.cpu.gemm import Floats
 
@@ -55,31 +57,129 @@ def attend(
     """
     kernel = llvm_kernel.compiled()
     assert kernel is not None
-    tokens, heads, dim = queries.shape
+    scaled = np.multiply(queries, np.float32(scale), order="C")
+    result = np.empty(queries.shape, np.float32)
+    job = _job(scaled, keys, values, result, counts, begun)
+    run_shared(kernel.rows, *job.arguments, parts=job.parts, is_shared=job.is_shared)
+    return result
+
+
+class AttentionJobs:
+    """Jobs of a program: they write a step's keys and values to a cache, and attend to it.
+
+    Args:
+        program: gets the jobs.
+        queries, keys, values: ``[tokens, heads, dim]``, whose tokens need not be adjacent.
+        scaled, result: memory of the queries' shape, contiguous.
+
+    Raises:
+        ValueError: there is no kernel for such heads.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        queries: Floats,
+        keys: Floats,
+        values: Floats,
+        scaled: Floats,
+        result: Floats,
+        scale: float,
+    ) -> None:
+        kernel = llvm_kernel.compiled()
+        tokens, heads, dim = queries.shape
+        if kernel is None or dim % kernel.outputs:
+            raise ValueError(f"no kernel for heads of {dim}")
+        self._program, self._new = program, (keys, values)
+        self._scaled, self._result = scaled, result
+        self._scale = np.array([scale], np.float32)
+        program.add(
+            kernel.scale,
+            *(queries.ctypes.data, self._scale.ctypes.data, scaled.ctypes.data, heads * dim),
+            *(queries.strides[0] // queries.itemsize, heads * dim),
+            parts=tokens,
+            is_shared=False,
+        )
+        self._scatters = [program.add(kernel.scatter, parts=0, is_shared=False) for _ in range(2)]
+        self._attend = program.add(kernel.rows, parts=0, is_shared=False)
+
+    def point(self, step: HostStep) -> bool:
+        """Sets where the keys and values of the next run are written.
+
+        Returns:
+            Whether the kernel reads a cache of this form.
+        """
+        places = step.places
+        if not supports(self._scaled, places.keys, places.values):
+            return False
+        for number, new, buffer in zip(
+            self._scatters, self._new, (places.keys, places.values), strict=True
+        ):
+            tokens, heads, dim = new.shape
+            self._program.change(
+                number,
+                *(new.ctypes.data, buffer.ctypes.data),
+                *(places.rows.ctypes.data, places.columns.ctypes.data),
+                *(heads, dim, new.strides[0] // new.itemsize),
+                *(stride // buffer.itemsize for stride in buffer.strides[:3]),
+                parts=tokens,
+                is_shared=False,
+            )
+        cached = places.keys, places.values
+        job = _job(self._scaled, *cached, self._result, step.counts, step.begun)
+        self._tiles = job.tiles  # until the program has run
+        self._program.change(self._attend, *job.arguments, parts=job.parts, is_shared=job.is_shared)
+        return True
+
+
+class _Attention(NamedTuple):
+    """The arguments of ``Run`` for the function ``rows``, and the tiles that it reads."""
+
+    arguments: tuple[int, ...]
+    parts: int
+    is_shared: bool
+    tiles: NDArray[np.int64]
+
+
+def _job(
+    scaled: Floats,
+    keys: Floats,
+    values: Floats,
+    result: Floats,
+    counts: Sequence[int],
+    begun: Sequence[int],
+) -> _Attention:
+    """As ``attend``, for queries that are multiplied by the scale."""
+    tokens, heads, dim = scaled.shape
     rows, key_heads, columns, _ = keys.shape
     assert len(counts) <= rows
     assert sum(counts) == tokens
     assert max(map(add, counts, begun)) <= columns
-    steps = [stride // array.itemsize for array in (keys, values) for stride in array.strides[:3]]
-    tiles = _tiles(counts, begun, max(1, MAX_QUERIES // (heads // key_heads)))
-    scaled = np.multiply(queries, np.float32(scale), order="C")
-    result = np.empty((tokens, heads, dim), np.float32)
-    run_shared(
-        kernel.rows,
-        *(array.ctypes.data for array in (scaled, keys, values, result, tiles)),
-        *(heads, key_heads, dim, dim, *steps),
-        parts=len(tiles) * key_heads,
-        is_shared=int(tiles[:, 3].sum()) * key_heads * dim >= MIN_SHARED,
+    steps = [stride // 4 for array in (keys, values) for stride in array.strides[:3]]
+    most = max(1, MAX_QUERIES // (heads // key_heads))
+    tiles, seen = _tiles(tuple(counts), tuple(begun), most)
+    arrays = (scaled, keys, values, result, tiles)
+    return _Attention(
+        (*(array.ctypes.data for array in arrays), heads, key_heads, dim, dim, *steps),
+        len(tiles) * key_heads,
+        seen * key_heads * dim >= MIN_SHARED,
+        tiles,
     )
-    return result
 
 
-def _tiles(counts: Sequence[int], begun: Sequence[int], most: int) -> NDArray[np.int64]:
-    """The tiles of at most ``most`` tokens; see ``llvm_row_attention``."""
+@functools.lru_cache(maxsize=8)
+def _tiles(
+    counts: tuple[int, ...], begun: tuple[int, ...], most: int
+) -> tuple[NDArray[np.int64], int]:
+    """The tiles of at most ``most`` tokens (see ``llvm_row_attention``), and the columns they see.
+
+    Cached, because all layers of a step have the same.
+    """
     starts = [*accumulate(counts, initial=0)][:-1]
     tiles = [
         (start + done, min(most, count - done), row, columns + done + 1)
         for row, (start, count, columns) in enumerate(zip(starts, counts, begun, strict=True))
         for done in range(0, count, most)
     ]
-    return np.array(tiles, np.int64).reshape(-1, 4)
+    array = np.array(tiles, np.int64).reshape(-1, 4)
+    return array, int(array[:, 3].sum())

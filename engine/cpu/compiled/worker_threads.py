@@ -93,17 +93,39 @@ class WorkerThreads:
         if not self._busy.acquire(blocking=False):
             return False
         try:
-            if len(self._workers) < self._threads - 1:
-                self._start(pool)
-            asleep = [worker for worker in self._workers[: self._threads - 1] if worker.sleeps]
-            # A thread on the caller's own core would only delay it.
-            if asleep and cores.available() > 1:
-                for worker in asleep:
-                    worker.wake()
+            self._wake(pool)
             pool.run(self.address, job)
         finally:
             self._busy.release()
         return True
+
+    def run_all(self, jobs: int, number: int) -> None:
+        """Computes jobs one after the other: on all threads, or alone beside another thread's job.
+
+        Args:
+            jobs: the address of the first; see ``llvm_jobs``.
+            number: how many there are.
+        """
+        pool = llvm_jobs.compiled()
+        assert pool is not None
+        if self._threads == 1 or not self._busy.acquire(blocking=False):
+            pool.run_all(self.address, jobs, number, False)
+            return
+        try:
+            self._wake(pool)
+            pool.run_all(self.address, jobs, number, True)
+        finally:
+            self._busy.release()
+
+    def _wake(self, pool: Pool) -> None:
+        """Starts and wakes the other threads."""
+        if len(self._workers) < self._threads - 1:
+            self._start(pool)
+        asleep = [worker for worker in self._workers[: self._threads - 1] if worker.sleeps]
+        # A thread on the caller's own core would only delay it.
+        if asleep and cores.available() > 1:
+            for worker in asleep:
+                worker.wake()
 
     def _start(self, pool: Pool) -> None:
         if not self.pauses:

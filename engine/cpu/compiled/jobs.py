@@ -1,0 +1,114 @@
+"""Jobs of compiled functions: one at a time, or several in one call; see ``llvm_jobs``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chairlift.engine.cpu.compiled import worker_threads
+from chairlift.engine.cpu.compiled.host_compiler import Function
+from chairlift.engine.cpu.compiled.llvm_jobs import (
+    ARGUMENTS,
+    FINISHED,
+    FUNCTION,
+    IS_SHARED,
+    SIZE,
+    TAKEN,
+)
+from chairlift.engine.cpu.views import Scratch, aligned
+
+# Jobs of fewer numbers end before another thread has begun.
+MIN_SHARED = 1 << 17
+# Parts that each thread takes of a job: a thread that lost its core delays one of them.
+_PARTS = 8
+
+
+class Run(Protocol):
+    """Computes a job now, or as part of a program."""
+
+    def __call__(self, function: Function, *arguments: int, parts: int, is_shared: bool) -> object:
+        """Calls a function of a kernel.
+
+        Args:
+            arguments: the function's; addresses of memory that stays until the job is computed.
+            parts: the parts of the job.
+            is_shared: whether all threads take parts.
+        """
+        ...
+
+
+def run_shared(function: Function, *arguments: int, parts: int, is_shared: bool) -> None:
+    """See ``Run``; computes the job at once."""
+    threads = worker_threads.shared.get() if is_shared else 1
+    job = _job.array(np.int64, SIZE)
+    _fill(job, _Job(function, arguments, parts, is_shared), threads)
+    address = job.ctypes.data
+    if threads == 1 or not worker_threads.shared.run(address):
+        function.call(address)
+
+
+class _Job(NamedTuple):
+    """The arguments of ``Run``."""
+
+    function: Function
+    arguments: Sequence[int]
+    parts: int
+    is_shared: bool
+
+
+class Program:
+    """Jobs that are computed one after the other, in one call.
+
+    A call from Python takes as long as a small product, and a decoder layer has a dozen jobs.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: list[_Job] = []
+        self._table: NDArray[np.int64] | None = None
+        self._address = self._threads = 0
+
+    def add(self, function: Function, *arguments: int, parts: int, is_shared: bool) -> int:
+        """See ``Run``; ``run`` computes the job. Returns its number."""
+        self._jobs.append(_Job(function, arguments, parts, is_shared))
+        self._table = None
+        return len(self._jobs) - 1
+
+    def extend(self, other: Program) -> None:
+        """Adds the jobs of another program."""
+        self._jobs += other._jobs
+        self._table = None
+
+    def change(self, number: int, *arguments: int, parts: int, is_shared: bool) -> None:
+        """Gives a job other arguments; see ``Run``."""
+        job = self._jobs[number] = _Job(self._jobs[number].function, arguments, parts, is_shared)
+        if self._table is not None:
+            _fill(self._table[number], job, self._threads)
+
+    def run(self) -> None:
+        """Computes all jobs."""
+        threads = worker_threads.shared.get()
+        if self._table is None or threads != self._threads:
+            self._make_table(threads)
+        worker_threads.shared.run_all(self._address, len(self._jobs))
+
+    def _make_table(self, threads: int) -> None:
+        size = len(self._jobs) * SIZE
+        table = aligned(size * np.dtype(np.int64).itemsize).view(np.int64).reshape(-1, SIZE)
+        for line, job in zip(table, self._jobs, strict=True):
+            _fill(line, job, threads)
+        self._table, self._address, self._threads = table, table.ctypes.data, threads
+
+
+def _fill(line: NDArray[np.int64], job: _Job, threads: int) -> None:
+    """Writes a job as ``llvm_jobs`` reads it; its counters are zero."""
+    parts, is_shared = job.parts, job.is_shared and threads > 1
+    share = max(1, parts // (threads * _PARTS)) if is_shared else parts
+    line[FUNCTION : IS_SHARED + 1] = job.function.address, parts, share, is_shared
+    line[TAKEN] = line[FINISHED] = 0
+    line[ARGUMENTS : ARGUMENTS + len(job.arguments)] = job.arguments
+
+
+_job = Scratch()
