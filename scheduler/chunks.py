@@ -12,6 +12,9 @@ from chairlift.scheduler.siblings import MIN_SHARED
 
 # A step computes at least this many tokens of its first prompt, however long that takes.
 MIN_CHUNK = 32
+# Steps that a prompt should take beside running rows, and how many times their usual limit they may
+# take for it: otherwise a long prompt waits for the same rows hundreds of times.
+LONG_PROMPT_STEPS, LONG_PROMPT_STRETCH = 50, 2.0
 
 
 class Chunks:
@@ -33,8 +36,13 @@ class Chunks:
         if not work.tokens:
             self._rows_only.learn(work, seconds)
 
-    def seconds(self, rows: Work) -> float:
-        """The maximum seconds of a step with these rows; infinite without rows."""
+    def seconds(self, rows: Work, prompt: Sequence) -> float:
+        """The maximum seconds of a step with these rows; infinite without rows.
+
+        Args:
+            rows: the work of the step without prompts.
+            prompt: the next one to be computed.
+        """
         if not rows.rows:
             return math.inf
         limit, stretch = self._limits.step_seconds, self._limits.max_step_stretch
@@ -44,7 +52,10 @@ class Chunks:
         # Where any prompt makes a step much longer, its tokens get as much time again. Otherwise
         # hardly any would fit, and each of many steps would take as long.
         first = max(0.0, self.cost.seconds(rows.with_chunk(0, 1)) - alone)
-        return max(limit, stretch * alone, alone + 2 * first)
+        begun = prompt.cached or 0
+        whole = self.cost.seconds(rows.with_chunk(begun, prompt.num_tokens - begun)) - alone
+        share = min(alone + whole / LONG_PROMPT_STEPS, LONG_PROMPT_STRETCH * limit)
+        return max(limit, stretch * alone, alone + 2 * first, share)
 
     def tokens_left(self, sequence: Sequence, begun: int, work: Work, seconds: float) -> float:
         """Returns how many more tokens of a prompt fit the step.

@@ -41,7 +41,7 @@ class Limits:
             chunks to keep it.
         max_step_stretch: a step with prompts may take this many times as long as its rows alone,
             if that is longer than ``step_seconds``; and more if a step with a single prompt token
-            takes so long. 0: neither.
+            takes so long, or for a long prompt (``chunks.LONG_PROMPT_STEPS``). 0: none of these.
         bands: maximum number of bands (groups of rows of similar length with buffers of their own).
         band_bytes: bytes that an additional band has to save.
         ageing: seconds by which one level of priority delays a request.

@@ -168,7 +168,9 @@ class Scheduler:
         # A prediction takes time; a step that cannot have prompts needs none.
         first = next(self.waiting.ready, None)
         begins = first is not None and (planner.rows < self.limits.max_rows or not first.rows)
-        seconds = self._chunk_sizes.seconds(work) - spent if prefill or begins else math.inf
+        prompts = [*prefill, first] if first is not None and begins else prefill
+        upcoming = min(prompts, key=lambda s: s.rank, default=None)
+        seconds = self._chunk_sizes.seconds(work, upcoming) - spent if upcoming else math.inf
         chunks: dict[Sequence, int] = {}
         cached: dict[Sequence, int] = {}
         begun = deque(sorted(prefill, key=lambda s: s.rank))

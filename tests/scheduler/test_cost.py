@@ -7,9 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from chairlift.cache.capacity import KVGeometry
-from chairlift.scheduler.chunks import MIN_CHUNK
+from chairlift.scheduler.chunks import LONG_PROMPT_STEPS, MIN_CHUNK, Chunks
 from chairlift.scheduler.cost import CostModel, Work
 from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.plan import NO_CAPACITY, Plan
@@ -150,6 +152,34 @@ def test_prompts_use_steps_that_any_prompt_makes_long() -> None:
         assert sum(tokens for tokens, _ in prompts) / len(prompts) > least
         times = sorted(took for _, took in prompts)
         assert times[len(times) * 9 // 10] < most
+
+
+@given(prompt=st.integers(2_000, 120_000), per_token=st.floats(5e-6, 5e-5), rows=st.integers(1, 30))
+@settings(max_examples=30, deadline=None)
+def test_a_long_prompt_takes_steps_of_up_to_twice_the_time(
+    prompt: int, per_token: float, rows: int
+) -> None:
+    """As many as share it evenly; a short one leaves steps as they are."""
+
+    def seconds(work: Work) -> float:
+        return 5e-3 + 1e-4 * work.rows + per_token * work.tokens + 3e-10 * work.pairs
+
+    limits = replace(_limits(0.02, 1.75), max_step_tokens=4096, kv_bytes=10**12)
+    chunks = Chunks(limits)
+    rng = random.Random(prompt)
+    for _ in range(200):
+        work = Work(rows, rows * rng.randrange(100, 900))
+        chunks.learn(work, seconds(work))
+        work = work.with_chunk(rng.randrange(30_000), rng.randrange(1, 900))
+        chunks.learn(work, seconds(work))
+    sequence = Sequence("a", [1] * prompt, 10)
+    alone = Work(rows, rows * 500)
+    allowed = chunks.seconds(alone, sequence)
+    needed = seconds(alone.with_chunk(0, prompt)) - seconds(alone)
+    expected = seconds(alone) + needed / LONG_PROMPT_STEPS
+    least = max(0.02, 1.75 * seconds(alone))
+    assert allowed == pytest.approx(max(least, min(expected, 0.04)), rel=0.05)
+    assert Chunks(replace(limits, max_step_stretch=0.0)).seconds(alone, sequence) == 0.02
 
 
 def test_a_prompt_makes_progress_however_slow_steps_are() -> None:
