@@ -11,7 +11,7 @@ from chairlift.engine.cuda.graphs import set_graph_limits
 
 LIMITS = {
     "MLX_MAX_MB_PER_BUFFER": "1000000",
-    "MLX_MAX_OPS_PER_BUFFER": "32",
+    "MLX_MAX_OPS_PER_BUFFER": "12",
     "MLX_CUDA_GRAPH_CACHE_SIZE": "2048",
     "MLX_ENABLE_CACHE_THRASHING_CHECK": "0",
 }
