@@ -48,6 +48,11 @@ class HostPlaces(NamedTuple):
     rows: NDArray[np.intp]
     columns: NDArray[np.intp]
 
+    def write(self, keys: NDArray[Any], values: NDArray[Any]) -> None:
+        """Writes the tokens, ``[tokens, heads, dim]``."""
+        for buffer, new in ((self.keys, keys), (self.values, values)):
+            buffer[self.rows, :, self.columns] = new
+
 
 class LayerCache:
     """The ring buffer of one attention layer: ``[rows, heads, columns, dim]`` for keys and values.
@@ -69,7 +74,7 @@ class LayerCache:
         self._step: tuple[int, int] | None = None
         # Whether a snapshot was extracted since the last transaction began.
         self._lent = True
-        # Whether snapshots may share columns that rows write next; see ``write_on_host``.
+        # Whether snapshots may share columns that rows write next; see ``host_places``.
         self._rewound = False
         self.grouped_masks = False
 
@@ -123,8 +128,8 @@ class LayerCache:
             and not any(ring.cursors)
         ):
             # These arrays fill the buffers exactly, so they become the buffers.
-            self.keys, self.values = keys, values
-            return self._fetch_new(keys, values)
+            self.keys, self.values = self._fetched = keys, values
+            return keys, values
         if self.keys is None or self.values is None:
             self._allocate(keys, values)
         assert self.keys is not None
@@ -135,42 +140,22 @@ class LayerCache:
             self._scatter(keys, values)
         if any(ring.lengths) or any(ring.cursors):
             return self._fetch(rows, step)
-        return self._fetch_new(keys, values)
-
-    def write_on_host(
-        self, keys: NDArray[Any], values: NDArray[Any], counts: Sequence[int]
-    ) -> bool:
-        """As ``update_and_fetch``, but NumPy writes the tokens, at once and without padding.
-
-        Args:
-            keys, values: ``[tokens, heads, dim]``, row by row.
-            counts: the new tokens of each row.
-
-        Returns:
-            Whether there are places to write to; see ``host_places``.
-        """
-        places = self.host_places(counts, keys.dtype)
-        if places is None:
-            return False
-        places.keys[places.rows, :, places.columns] = keys
-        places.values[places.rows, :, places.columns] = values
-        return True
+        self._fetched = keys, values  # there is no older column to read
+        return keys, values
 
     def host_places(self, counts: Sequence[int], dtype: np.dtype[Any]) -> HostPlaces | None:
-        """The places of the step's new tokens, which the caller has to write to at once.
+        """As ``update_and_fetch``, but the caller writes the tokens, at once and without padding.
 
-        This is for steps that evaluate as they go, where MLX computes on the CPU. A row with full
-        attention writes only behind its tokens, where no snapshot that shares the buffers looks,
-        unless the row was rewound: then MLX writes, which copies shared buffers. Afterwards,
-        ``keys_and_values`` are the columns to read.
+        For steps that evaluate as they go, where MLX computes on the CPU. A row with full attention
+        writes only behind its tokens, where no snapshot that shares the buffers looks, unless it
+        was rewound: then MLX writes, which copies shared buffers.
 
         Args:
             counts: the new tokens of each row.
             dtype: of the tokens.
 
         Returns:
-            None if only MLX can write them: the layer has a window, no buffers yet, buffers of
-            another type, or was rewound.
+            None if the layer has a window, no buffers yet, buffers of another type, or was rewound.
         """
         ring = self.ring
         if ring.window is not None or self._rewound or self.keys is None or self.values is None:
@@ -200,11 +185,6 @@ class LayerCache:
         assert self.values is not None
         seen = self.shared.visible = self.shared.visible or slice(*self.ring.visible(step))
         self._fetched = self.keys[:rows, :, seen], self.values[:rows, :, seen]
-        return self._fetched
-
-    def _fetch_new(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """The new tokens themselves, where there is no older column to read."""
-        self._fetched = keys, values
         return self._fetched
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:

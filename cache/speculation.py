@@ -198,7 +198,7 @@ class Speculation:
 def _copied(batch: BatchCache) -> BatchCache:
     """A copy with buffers of its own."""
     copied = copy.deepcopy(batch)
-    # A deep copy of an MLX array shares its memory, into which ``LayerCache.write_on_host`` writes.
+    # A deep copy of an MLX array shares its memory, into which ``LayerCache.host_places`` points.
     for layer in copied.attention:
         if layer.state:
             layer.keys, layer.values = (mx.array(buffer) for buffer in layer.state)

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chairlift.cache.batch import BatchCache, Layer
-from chairlift.cache.layer import HostPlaces, LayerCache, Mask
+from chairlift.cache.layer import LayerCache, Mask
 from chairlift.cache.packed.split import (
     Joint,
     PackedMask,
@@ -229,41 +229,6 @@ def attend_on_host(
     return _attended_on_host(queries, keys, values, part, mask, attend)
 
 
-class HostStep(NamedTuple):
-    """A step of one batch whose tokens see all columns of their rows up to their own.
-
-    Attributes:
-        places: where its tokens are written.
-        counts: the new tokens of each row.
-        begun: the columns of each row before them.
-    """
-
-    places: HostPlaces
-    counts: Sequence[int]
-    begun: Sequence[int]
-
-
-def host_step(layer: LayerCache | PackedLayer, mask: Mask | PackedMask) -> HostStep | None:
-    """The step, if it is such a one; the caller then has to write its tokens at once.
-
-    Args:
-        mask: the one that the model's layer got.
-    """
-    if isinstance(layer, PackedLayer):
-        assert isinstance(mask, PackedMask)
-        if len(layer.layers) > 1:
-            return None
-        [part], [own_mask] = layer.own_parts, mask.masks
-        batch_layer, counts = part.layer, part.counts
-    else:
-        assert not isinstance(mask, PackedMask)
-        batch_layer, own_mask, counts = layer, mask, [1] * len(layer.ring.cursors)
-    if not batch_layer.sees_all(own_mask, max(counts)):
-        return None
-    places = batch_layer.host_places(counts, np.dtype(np.float32))
-    return None if places is None else HostStep(places, counts, batch_layer.ring.cursors)
-
-
 @functools.cache
 def _one_each(rows: int) -> Places:
     """The places of rows that have one token each."""
@@ -323,7 +288,9 @@ def _attended_on_host(
     layer, where = part.layer, part.places
     whole = where.columns is None and where.span is not None
     own = where.span if whole else where.numbers
-    if not layer.write_on_host(keys[own], values[own], part.counts):
+    if (written := layer.host_places(part.counts, keys.dtype)) is not None:
+        written.write(keys[own], values[own])
+    else:
         new = (mx.array(_unpacked_on_host(tokens, where)) for tokens in (keys, values))
         layer.update_and_fetch(*new)
     if layer.sees_all(mask, where.length):

@@ -16,7 +16,8 @@ import numpy as np
 
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.layer import LayerCache
-from chairlift.cache.packed.step import PackedLayer, host_step
+from chairlift.cache.packed.host_step import host_step
+from chairlift.cache.packed.step import PackedLayer
 from chairlift.cache.snapshot import LayerKind
 from chairlift.engine.cpu.compiled.jobs import Program
 from chairlift.engine.cpu.compiled.row_attention import AttentionJobs
@@ -233,12 +234,6 @@ def _is_plain(cache: Any) -> bool:
     if isinstance(cache, PackedLayer):
         return all(type(layer) is LayerCache for layer in cache.layers)
     return type(cache) is LayerCache
-
-
-def _inputs(layer: Any) -> int:
-    attention = layer if "q_proj" in layer.children() else layer.self_attn
-    inputs: int = attention.q_proj.weight.shape[1]
-    return inputs
 
 
 def _decoded(host: HostDecode, x: mx.array, mask: DecodeMask, cache: DecodeCache) -> mx.array:

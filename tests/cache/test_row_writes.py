@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from support.engine.kv import tokens_to_kv
 
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.capacity import Capacity
+from chairlift.cache.layer import LayerCache
 from chairlift.cache.quantized import Quantization
 from chairlift.cache.snapshot import KVPiece, LayerKind
 from chairlift.cache.speculation import Speculation
@@ -110,8 +113,16 @@ def test_layers_without_values_are_written() -> None:
 def host_step(batch: BatchCache) -> tuple[mx.array, mx.array]:
     keys, values = (np.array(array)[:, :, 0] for array in tokens_to_kv(new_tokens(batch, 1)))
     with batch.step(1):
-        assert batch.attention[0].write_on_host(keys, values, [1] * len(batch))
+        assert written(batch.attention[0], keys, values, [1] * len(batch))
         return batch.attention[0].keys_and_values()
+
+
+def written(layer: LayerCache, keys: Any, values: Any, counts: list[int]) -> bool:
+    """Whether the host could write the tokens, and did."""
+    places = layer.host_places(counts, keys.dtype)
+    if places is not None:
+        places.write(keys, values)
+    return places is not None
 
 
 @pytest.mark.slow
@@ -151,7 +162,7 @@ def test_numpy_writes_each_rows_own_tokens(lengths: list[int], data: st.DataObje
     )
     speculation = Speculation(batch)
     with speculation.step(max(counts), counts):
-        assert batch.attention[0].write_on_host(keys, values, counts)
+        assert written(batch.attention[0], keys, values, counts)
     speculation.commit(kept)
     assert batch.offsets == [offset + own for offset, own in zip(before, kept, strict=True)]
     assert_rows_hold_their_tokens(batch)
@@ -189,7 +200,7 @@ def test_numpy_writes_into_an_isolated_copy_only() -> None:
     host_step(batch)
     keys, values = np.zeros((2, 2, 3), np.float32), np.zeros((2, 2, 5), np.float32)
     with copied.step(1):
-        assert copied.attention[0].write_on_host(keys, values, [1, 1])
+        assert written(copied.attention[0], keys, values, [1, 1])
     assert_rows_hold_their_tokens(batch)
 
 
@@ -216,7 +227,7 @@ def test_snapshots_that_share_memory_outlive_a_rewind(
         values = np.full((len(batch), 2, 5), -7, np.float32)
         layer = batch.attention[0]
         with batch.step(1):
-            if not layer.write_on_host(keys, values, counts):
+            if not written(layer, keys, values, counts):
                 layer.update_and_fetch(*(mx.array(new)[:, :, None] for new in (keys, values)))
     for row, snapshot in enumerate(taken):
         (piece,) = snapshot.layers
@@ -224,7 +235,7 @@ def test_snapshots_that_share_memory_outlive_a_rewind(
         wanted = tokens_to_kv(1000 * row + np.arange(snapshot.stop)[None])
         for found, expected in zip(piece.arrays, wanted, strict=True):
             assert mx.array_equal(found, expected).item()
-    assert layer.write_on_host(keys, values, counts), "one write by MLX is enough"
+    assert written(layer, keys, values, counts), "one write by MLX is enough"
 
 
 @pytest.mark.parametrize("case", ["window", "empty", "quantized"])
@@ -239,6 +250,6 @@ def test_numpy_leaves_other_layers_to_mlx(case: str) -> None:
         with batch.step(1):
             batch.layers[0].update_and_fetch(*new)
     with batch.step(1):
-        assert not batch.attention[0].write_on_host(keys, values, [1])
+        assert not written(batch.attention[0], keys, values, [1])
         batch.layers[0].update_and_fetch(*new)
     assert batch.offsets == [1 if case == "empty" else 2]

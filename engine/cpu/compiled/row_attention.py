@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from chairlift.cache.packed.step import HostStep
+from chairlift.cache.packed.host_step import HostStep
 from chairlift.engine.cpu.compiled import llvm_kernel
 from chairlift.engine.cpu.compiled.jobs import MIN_SHARED, Program, run_shared
 from chairlift.engine.cpu.compiled.llvm_row_attention import MAX_QUERIES

@@ -1,0 +1,47 @@
+"""Steps whose keys and values compiled functions write to a layer's buffers, and read there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from chairlift.cache.layer import HostPlaces, LayerCache, Mask
+from chairlift.cache.packed.split import PackedMask
+from chairlift.cache.packed.step import PackedLayer
+
+
+class HostStep(NamedTuple):
+    """A step of one batch whose tokens see all columns of their rows up to their own.
+
+    Attributes:
+        places: where its tokens are written.
+        counts: the new tokens of each row.
+        begun: the columns of each row before them.
+    """
+
+    places: HostPlaces
+    counts: Sequence[int]
+    begun: Sequence[int]
+
+
+def host_step(layer: LayerCache | PackedLayer, mask: Mask | PackedMask) -> HostStep | None:
+    """The step, if it is such a one; the caller then has to write its tokens at once.
+
+    Args:
+        mask: the one that the model's layer got.
+    """
+    if isinstance(layer, PackedLayer):
+        assert isinstance(mask, PackedMask)
+        if len(layer.layers) > 1:
+            return None
+        [part], [own_mask] = layer.own_parts, mask.masks
+        batch_layer, counts = part.layer, part.counts
+    else:
+        assert not isinstance(mask, PackedMask)
+        batch_layer, own_mask, counts = layer, mask, [1] * len(layer.ring.cursors)
+    if not batch_layer.sees_all(own_mask, max(counts)):
+        return None
+    places = batch_layer.host_places(counts, np.dtype(np.float32))
+    return None if places is None else HostStep(places, counts, batch_layer.ring.cursors)
