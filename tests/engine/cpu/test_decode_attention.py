@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -11,14 +10,15 @@ import pytest
 from conformance.configs import tiny_args
 from conformance.weights import tiny_model
 from mlx_lm.models import llama
+from support.engine.kv import filled_batch
 
-from chairlift.cache.batch import BatchCache
-from chairlift.cache.kinds import make_batch
 from chairlift.cache.packed.step import BatchStep, packed
 from chairlift.cache.speculation import Speculation
 from chairlift.engine.cpu import decode_attention as host_attention
 from chairlift.engine.cpu import host_linear, kernels
 from chairlift.engine.cpu.matrix import Backend
+
+LENGTHS = (3, 9, 1)
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +61,7 @@ def test_rows_with_drafts_of_any_lengths_are_unchanged(name: str, dim: int) -> N
     replaced.update(plain.parameters())
     kernels.install(replaced, exactly=True)
     host_attention.install(replaced)
-    ours, theirs = _filled(replaced), _filled(plain)
+    ours, theirs = filled_batch(replaced, LENGTHS), filled_batch(plain, LENGTHS)
     rng = random.Random(dim)
     for _ in range(12):
         counts = [rng.choice([1, 1, 2, 5, 17]) for _ in range(len(ours))]
@@ -125,22 +125,8 @@ def _model(name: str) -> Any:
     return model
 
 
-def _filled(model: Any) -> BatchCache:
-    """Caches with three rows of different lengths."""
-    make = partial(make_batch, model)
-    batch = make()
-    for length in (3, 9, 1):
-        prompt = make()
-        prompt.join(columns=length)
-        with prompt.step(length):
-            model(mx.arange(1, length + 1)[None], cache=prompt.layers)
-        mx.eval(prompt.state)
-        batch.join(prompt.extract(0))
-    return batch
-
-
 def _decode(model: Any) -> list[mx.array]:
-    batch = _filled(model)
+    batch = filled_batch(model, LENGTHS)
     results = []
     for step in range(40):
         with batch.step(1):

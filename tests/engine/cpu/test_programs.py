@@ -14,9 +14,9 @@ import pytest
 from conformance.configs import tiny_args
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.engine.kv import filled_batch
 
 from chairlift.cache.batch import BatchCache
-from chairlift.cache.kinds import make_batch
 from chairlift.cache.packed.step import BatchStep, packed
 from chairlift.cache.speculation import Speculation
 from chairlift.engine.cpu import decode_attention, decoder_layer, host_linear, kernels
@@ -205,15 +205,7 @@ def _model(name: str, dim: int) -> Any:
 
 def _filled(model: Any) -> BatchCache:
     """Caches with three rows of different lengths, as a step before has left them."""
-    make = partial(make_batch, model)
-    batch = make()
-    for length in (3, 150, 1):
-        prompt = make()
-        prompt.join(columns=length)
-        with prompt.step(length):
-            model(mx.arange(1, length + 1)[None] % 20, cache=prompt.layers)
-        mx.eval(prompt.state)
-        batch.join(prompt.extract(0))
+    batch = filled_batch(model, (3, 150, 1))
     _step(model, batch, [1, 1, 1], mx.array([[1], [2], [3]]), [1, 1, 1])
     return batch
 
