@@ -156,6 +156,7 @@ class LayerCache:
 
         Returns:
             None if the layer has a window, no buffers yet, buffers of another type, or was rewound.
+            Otherwise ``keys_and_values`` returns the columns to read, as soon as they are written.
         """
         ring = self.ring
         if ring.window is not None or self._rewound or self.keys is None or self.values is None:
@@ -167,7 +168,7 @@ class LayerCache:
         if self.shared.written is None:
             taken, cursors = np.array(counts, np.intp), np.array(ring.cursors, np.intp)
             rows = np.repeat(np.arange(len(counts), dtype=np.intp), taken)
-            # A row's first token is at its cursor, and is the step's token ``stop - taken``.
+            # The column of each row's first token, less that token's number in the step.
             firsts = cursors - (np.cumsum(taken) - taken)
             self.shared.written = rows, firsts[rows] + np.arange(len(rows), dtype=np.intp)
         self._fetched, self._step = None, (len(counts), max(counts))

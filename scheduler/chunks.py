@@ -12,8 +12,9 @@ from chairlift.scheduler.siblings import MIN_SHARED
 
 # A step computes at least this many tokens of its first prompt, however long that takes.
 MIN_CHUNK = 32
-# Steps that a prompt should take beside running rows, and how many times their usual limit they may
-# take for it: otherwise a long prompt waits for the same rows hundreds of times.
+# A prompt beside running rows should take at most so many steps. Their time is increased for it, to
+# at most so many times the limit. Otherwise a long prompt would take hundreds of steps, and each
+# reads the rows' KV.
 LONG_PROMPT_STEPS, LONG_PROMPT_STRETCH = 50, 2.0
 
 
@@ -53,7 +54,10 @@ class Chunks:
         # hardly any would fit, and each of many steps would take as long.
         first = max(0.0, self.cost.seconds(rows.with_chunk(0, 1)) - alone)
         begun = prompt.cached or 0
-        whole = self.cost.seconds(rows.with_chunk(begun, prompt.num_tokens - begun)) - alone
+        whole = (
+            self.cost.seconds(rows.with_chunk(begun, prompt.num_tokens - begun, prompt.scored))
+            - alone
+        )
         share = min(alone + whole / LONG_PROMPT_STEPS, LONG_PROMPT_STRETCH * limit)
         return max(limit, stretch * alone, alone + 2 * first, share)
 

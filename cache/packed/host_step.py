@@ -27,16 +27,20 @@ class HostStep(NamedTuple):
 
 
 def host_step(layer: LayerCache | PackedLayer, mask: Mask | PackedMask) -> HostStep | None:
-    """The step, if it is such a one; the caller then has to write its tokens at once.
+    """The step that a layer is in; the caller has to write its tokens at once.
 
     Args:
-        mask: the one that the model's layer got.
+        mask: the one that the model passes to its layer.
+
+    Returns:
+        None if the step has several batches, a token does not see all columns of its row, or only
+        MLX can write the tokens.
     """
     if isinstance(layer, PackedLayer):
         assert isinstance(mask, PackedMask)
         if len(layer.layers) > 1:
             return None
-        [part], [own_mask] = layer.own_parts, mask.masks
+        [part], [own_mask] = layer.batch_parts, mask.masks
         batch_layer, counts = part.layer, part.counts
     else:
         assert not isinstance(mask, PackedMask)

@@ -161,7 +161,7 @@ class PackedLayer:
         return [part.layer for part in self._parts]
 
     @property
-    def own_parts(self) -> Sequence[_Part]:
+    def batch_parts(self) -> Sequence[_Part]:
         """The part of each batch."""
         return self._parts
 

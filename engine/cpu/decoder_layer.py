@@ -19,7 +19,7 @@ from chairlift.cache.layer import LayerCache
 from chairlift.cache.packed.host_step import host_step
 from chairlift.cache.packed.step import PackedLayer
 from chairlift.cache.snapshot import LayerKind
-from chairlift.engine.cpu.compiled.jobs import Program
+from chairlift.engine.cpu.compiled.jobs import NoProgramError, Program
 from chairlift.engine.cpu.compiled.row_attention import AttentionJobs
 from chairlift.engine.cpu.elementwise import Norm
 from chairlift.engine.cpu.gemm import Floats
@@ -30,7 +30,7 @@ from chairlift.engine.cpu.host_attention import (
     Projected,
 )
 from chairlift.engine.cpu.host_linear import HostMlp, Products
-from chairlift.engine.cpu.program_builder import NoProgramError, ProgramBuilder
+from chairlift.engine.cpu.program_builder import ProgramBuilder
 from chairlift.engine.cpu.views import view
 from chairlift.engine.model.trials.trial import Trial, elementwise
 

@@ -18,7 +18,7 @@ from chairlift.engine.cpu.elementwise import Norm
 from chairlift.engine.cpu.gemm import Floats
 from chairlift.engine.cpu.host_linear import Products
 from chairlift.engine.cpu.matrix import apart
-from chairlift.engine.cpu.program_builder import NoProgramError, ProgramBuilder
+from chairlift.engine.cpu.program_builder import ProgramBuilder
 from chairlift.engine.cpu.views import view
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -137,10 +137,7 @@ class HostAttention:
         """
         scaled = build.array("scaled", *projected.queries.shape)
         arrays = projected.queries, projected.keys, projected.values, scaled, mixed
-        try:
-            return AttentionJobs(build.program, *arrays, self._layer.scale)
-        except ValueError as error:
-            raise NoProgramError from error
+        return AttentionJobs(build.program, *arrays, self._layer.scale)
 
     def build_after(self, build: ProgramBuilder, mixed: Floats) -> Floats:
         """Adds what is computed after attention, without the product's addition.

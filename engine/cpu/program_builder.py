@@ -9,16 +9,12 @@ from typing import TypeVar
 import numpy as np
 
 from chairlift.engine.cpu.compiled import compiled_elementwise
-from chairlift.engine.cpu.compiled.jobs import Program
+from chairlift.engine.cpu.compiled.jobs import NoProgramError, Program
 from chairlift.engine.cpu.gemm import Floats
 from chairlift.engine.cpu.matrix import Matrix
 from chairlift.engine.cpu.views import LastingMemory
 
 T = TypeVar("T")
-
-
-class NoProgramError(Exception):
-    """There is no compiled function for an operation."""
 
 
 class ProgramBuilder:

@@ -26,6 +26,10 @@ MIN_SHARED = 1 << 17
 _PARTS = 8
 
 
+class NoProgramError(Exception):
+    """There is no compiled function for an operation."""
+
+
 class Run(Protocol):
     """Computes a job now, or as part of a program."""
 

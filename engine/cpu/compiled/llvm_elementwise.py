@@ -25,6 +25,7 @@ The parts are tokens unless it says otherwise, and their numbers are a multiple 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from chairlift.engine.cpu.compiled.llvm_jobs import shared
 from chairlift.engine.cpu.compiled.llvm_softmax import splat
@@ -47,6 +48,37 @@ def source(lanes: int) -> str:
             _rotate(lanes),
         ]
     )
+
+
+def _loop(
+    lanes: int, entry: str, inputs: Mapping[str, str], lines: str, results: str, end: str
+) -> str:
+    """Computes ``%numbers`` results, a register at a time, and goes to ``end``.
+
+    Args:
+        entry: the block that this is the end of.
+        inputs: the addresses from which variables are loaded.
+        lines: compute ``%r`` of these variables.
+        results: the address to which ``%r`` is stored.
+    """
+    vector = f"<{lanes} x float>"
+    loads = "\n".join(
+        f"  {variable}.at = getelementptr float, ptr {address}, i64 %i\n"
+        f"  {variable} = load {vector}, ptr {variable}.at, align 4"
+        for variable, address in inputs.items()
+    )
+    return f"""
+  br label %loop
+loop:
+  %i = phi i64 [0, %{entry}], [%i_next, %loop]
+{loads}
+{lines}
+  %to.at = getelementptr float, ptr {results}, i64 %i
+  store {vector} %r, ptr %to.at, align 4
+  %i_next = add i64 %i, {lanes}
+  %more = icmp ult i64 %i_next, %numbers
+  br i1 %more, label %loop, label %{end}
+"""
 
 
 def _sigmoid(lanes: int) -> str:
@@ -83,28 +115,19 @@ def _gelu(lanes: int) -> str:
 def _gated(name: str, lanes: int, lines: str, argument: str) -> str:
     """``gate * sigmoid(argument) * other``; ``lines`` compute the argument of the gate ``%g``."""
     vector = f"<{lanes} x float>"
+    computed = f"""
+  {lines}
+  %s = call {vector} @sigmoid({vector} {argument})
+  %gs = fmul {vector} %g, %s
+  %r = fmul {vector} %gs, %o
+"""
     body = f"""
   %from = mul i64 %part, %stride
   %gr = getelementptr float, ptr %gates, i64 %from
   %or = getelementptr float, ptr %others, i64 %from
   %to = mul i64 %part, %numbers
   %rr = getelementptr float, ptr %results, i64 %to
-  br label %loop
-loop:
-  %i = phi i64 [0, %work], [%i_next, %loop]
-  %gp = getelementptr float, ptr %gr, i64 %i
-  %g = load {vector}, ptr %gp, align 4
-  %op = getelementptr float, ptr %or, i64 %i
-  %o = load {vector}, ptr %op, align 4
-  {lines}
-  %s = call {vector} @sigmoid({vector} {argument})
-  %gs = fmul {vector} %g, %s
-  %r = fmul {vector} %gs, %o
-  %rp = getelementptr float, ptr %rr, i64 %i
-  store {vector} %r, ptr %rp, align 4
-  %i_next = add i64 %i, {lanes}
-  %more = icmp ult i64 %i_next, %numbers
-  br i1 %more, label %loop, label %part_end
+  {_loop(lanes, "work", {"%g": "%gr", "%o": "%or"}, computed, "%rr", "part_end")}
 """
     arguments = "ptr %gates, ptr %others, ptr %results, i64 %numbers, i64 %stride"
     return shared(name, arguments, body)
@@ -112,6 +135,10 @@ loop:
 
 def _norm(lanes: int) -> str:
     vector, integers = f"<{lanes} x float>", f"<{lanes} x i32>"
+    computed = f"""
+  %scaled = fmul {vector} %a, %scales
+  %r = fmul {vector} %scaled, %b
+"""
     body = f"""
   %eps = load float, ptr %constant, align 4
   %token = udiv i64 %part, %heads
@@ -125,14 +152,14 @@ def _norm(lanes: int) -> str:
   %yr = getelementptr float, ptr %y, i64 %yo
   br label %add
 add:
-  %i = phi i64 [0, %work], [%i_next, %add]
+  %k = phi i64 [0, %work], [%k_next, %add]
   %sum = phi {vector} [zeroinitializer, %work], [%sum_next, %add]
-  %xp = getelementptr float, ptr %xr, i64 %i
-  %v = load {vector}, ptr %xp, align 4
+  %kp = getelementptr float, ptr %xr, i64 %k
+  %v = load {vector}, ptr %kp, align 4
   %sum_next = call {vector} @llvm.fma.v{lanes}f32({vector} %v, {vector} %v, {vector} %sum)
-  %i_next = add i64 %i, {lanes}
-  %more = icmp ult i64 %i_next, %numbers
-  br i1 %more, label %add, label %whole
+  %k_next = add i64 %k, {lanes}
+  %k_more = icmp ult i64 %k_next, %numbers
+  br i1 %k_more, label %add, label %whole
 whole:
   %total = call reassoc float @llvm.vector.reduce.fadd.v{lanes}f32(float 0.0, {vector} %sum_next)
   %count = uitofp i64 %numbers to float
@@ -142,20 +169,7 @@ whole:
   %scale = fdiv float 1.0, %root
   %one = insertelement {vector} poison, float %scale, i32 0
   %scales = shufflevector {vector} %one, {vector} poison, {integers} zeroinitializer
-  br label %multiply
-multiply:
-  %j = phi i64 [0, %whole], [%j_next, %multiply]
-  %jp = getelementptr float, ptr %xr, i64 %j
-  %jv = load {vector}, ptr %jp, align 4
-  %wp = getelementptr float, ptr %w, i64 %j
-  %wv = load {vector}, ptr %wp, align 4
-  %scaled = fmul {vector} %jv, %scales
-  %weighed = fmul {vector} %scaled, %wv
-  %yp = getelementptr float, ptr %yr, i64 %j
-  store {vector} %weighed, ptr %yp, align 4
-  %j_next = add i64 %j, {lanes}
-  %j_more = icmp ult i64 %j_next, %numbers
-  br i1 %j_more, label %multiply, label %part_end
+  {_loop(lanes, "whole", {"%a": "%xr", "%b": "%w"}, computed, "%yr", "part_end")}
 """
     arguments = (
         "ptr %x, ptr %w, ptr %constant, ptr %y, i64 %numbers, i64 %heads, i64 %x_stride, "
@@ -165,7 +179,7 @@ multiply:
 
 
 def _add(lanes: int) -> str:
-    vector = f"<{lanes} x float>"
+    computed = f"%r = fadd <{lanes} x float> %a, %b"
     body = f"""
   %xo = mul i64 %part, %x_stride
   %xr = getelementptr float, ptr %x, i64 %xo
@@ -173,19 +187,7 @@ def _add(lanes: int) -> str:
   %yr = getelementptr float, ptr %y, i64 %yo
   %to = mul i64 %part, %stride
   %rr = getelementptr float, ptr %results, i64 %to
-  br label %loop
-loop:
-  %i = phi i64 [0, %work], [%i_next, %loop]
-  %xp = getelementptr float, ptr %xr, i64 %i
-  %xv = load {vector}, ptr %xp, align 4
-  %yp = getelementptr float, ptr %yr, i64 %i
-  %yv = load {vector}, ptr %yp, align 4
-  %sum = fadd {vector} %xv, %yv
-  %rp = getelementptr float, ptr %rr, i64 %i
-  store {vector} %sum, ptr %rp, align 4
-  %i_next = add i64 %i, {lanes}
-  %more = icmp ult i64 %i_next, %numbers
-  br i1 %more, label %loop, label %part_end
+  {_loop(lanes, "work", {"%a": "%xr", "%b": "%yr"}, computed, "%rr", "part_end")}
 """
     arguments = (
         "ptr %x, ptr %y, ptr %results, i64 %numbers, i64 %x_stride, i64 %y_stride, i64 %stride"
@@ -203,24 +205,13 @@ def _scale(lanes: int) -> str:
   %xr = getelementptr float, ptr %x, i64 %xo
   %yo = mul i64 %part, %y_stride
   %yr = getelementptr float, ptr %y, i64 %yo
-  br label %loop
-loop:
-  %i = phi i64 [0, %work], [%i_next, %loop]
-  %xp = getelementptr float, ptr %xr, i64 %i
-  %xv = load {vector}, ptr %xp, align 4
-  %product = fmul {vector} %xv, %factor
-  %yp = getelementptr float, ptr %yr, i64 %i
-  store {vector} %product, ptr %yp, align 4
-  %i_next = add i64 %i, {lanes}
-  %more = icmp ult i64 %i_next, %numbers
-  br i1 %more, label %loop, label %part_end
+  {_loop(lanes, "work", {"%a": "%xr"}, f"%r = fmul {vector} %a, %factor", "%yr", "part_end")}
 """
     arguments = "ptr %x, ptr %constant, ptr %y, i64 %numbers, i64 %x_stride, i64 %y_stride"
     return shared("scale", arguments, body)
 
 
 def _scatter(lanes: int) -> str:
-    vector = f"<{lanes} x float>"
     body = f"""
   %row.at = getelementptr i64, ptr %rows, i64 %part
   %row = load i64, ptr %row.at, align 8
@@ -239,16 +230,7 @@ head:
   %xh = getelementptr float, ptr %xr, i64 %xo
   %yo = mul i64 %h, %head_stride
   %yh = getelementptr float, ptr %yr, i64 %yo
-  br label %loop
-loop:
-  %i = phi i64 [0, %head], [%i_next, %loop]
-  %xp = getelementptr float, ptr %xh, i64 %i
-  %v = load {vector}, ptr %xp, align 4
-  %yp = getelementptr float, ptr %yh, i64 %i
-  store {vector} %v, ptr %yp, align 4
-  %i_next = add i64 %i, {lanes}
-  %more = icmp ult i64 %i_next, %numbers
-  br i1 %more, label %loop, label %head_end
+  {_loop(lanes, "head", {"%r": "%xh"}, "", "%yh", "head_end")}
 head_end:
   %h_next = add i64 %h, 1
   %h_more = icmp ult i64 %h_next, %heads

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from chairlift.cache.packed.host_step import HostStep
 from chairlift.engine.cpu.compiled import llvm_kernel
-from chairlift.engine.cpu.compiled.jobs import MIN_SHARED, Program, run_shared
+from chairlift.engine.cpu.compiled.jobs import MIN_SHARED, NoProgramError, Program, run_shared
 from chairlift.engine.cpu.compiled.llvm_row_attention import MAX_QUERIES
 from chairlift.engine.cpu.gemm import Floats
 
@@ -73,7 +73,7 @@ class AttentionJobs:
         scaled, result: memory of the queries' shape, contiguous.
 
     Raises:
-        ValueError: there is no kernel for such heads.
+        NoProgramError: there is no kernel for such heads.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class AttentionJobs:
         kernel = llvm_kernel.compiled()
         tokens, heads, dim = queries.shape
         if kernel is None or dim % kernel.outputs:
-            raise ValueError(f"no kernel for heads of {dim}")
+            raise NoProgramError
         self._program, self._new = program, (keys, values)
         self._scaled, self._result = scaled, result
         self._scale = np.array([scale], np.float32)

@@ -22,10 +22,10 @@ from chairlift.cache.speculation import Speculation
 from chairlift.engine.cpu import decode_attention, decoder_layer, host_linear, kernels
 from chairlift.engine.cpu.compiled import compiled_elementwise, compiled_matmul, jobs, row_attention
 from chairlift.engine.cpu.compiled.compiled_matmul import CompiledMatrix
-from chairlift.engine.cpu.compiled.jobs import Program
+from chairlift.engine.cpu.compiled.jobs import NoProgramError, Program
 from chairlift.engine.cpu.compiled.worker_threads import shared
 from chairlift.engine.cpu.gemm import Floats
-from chairlift.engine.cpu.program_builder import NoProgramError, ProgramBuilder
+from chairlift.engine.cpu.program_builder import ProgramBuilder
 
 pytestmark = pytest.mark.skipif(
     not compiled_matmul.available(), reason="llvmlite is not installed, or not for this CPU"
