@@ -49,10 +49,13 @@ class Chunks:
         limit, stretch = self._limits.step_seconds, self._limits.max_step_stretch
         if not stretch or limit == math.inf:
             return limit
-        alone = self._rows_only.seconds(rows)
+        # Before the first step without prompts, nothing tells the rows' time from what any prompt
+        # adds to it.
+        with_any = self.cost.seconds(rows.with_chunk(0, 1))
+        alone = self._rows_only.seconds(rows) or with_any
         # Where any prompt makes a step much longer, its tokens get as much time again. Otherwise
         # hardly any would fit, and each of many steps would take as long.
-        first = max(0.0, self.cost.seconds(rows.with_chunk(0, 1)) - alone)
+        first = max(0.0, with_any - alone)
         begun = prompt.cached or 0
         whole = (
             self.cost.seconds(rows.with_chunk(begun, prompt.num_tokens - begun, prompt.scored))

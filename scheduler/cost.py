@@ -165,10 +165,12 @@ class CostModel:
 
     def _count(self, numbers: list[float], sign: int) -> None:
         """Adds a step to the sums (``sign`` 1), or removes it (-1)."""
-        for i, number in enumerate(numbers):
+        # Steps without prompts and drafts have only three.
+        others = [(i, number) for i, number in enumerate(numbers) if number]
+        for i, number in others:
             self._sums[i] += sign * number
             row = self._products[i]
-            for j, other in enumerate(numbers):
+            for j, other in others:
                 row[j] += sign * number * other
 
     def _fit(self, rounds: int) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from chairlift.cache.capacity import KVGeometry
 from chairlift.cache.pages.budget import PageBudget, page_bytes
-from chairlift.cache.pages.page import PAGE_TOKENS, page_count
+from chairlift.cache.pages.page import PAGE_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +93,10 @@ class PageMemory:
 
     def rows(self, lengths: list[int]) -> list[int]:
         """Pages of each kind that rows of these lengths take if they share none."""
-        counts = [page_count(length) for length in lengths]
+        counts = [-(-length // PAGE_TOKENS) for length in lengths]
+        most = max(counts, default=0)
         return [
-            sum(min(count, bound) for count in counts)
+            sum(counts) if most <= bound else sum(min(count, bound) for count in counts)
             for bound in self.budget.bounds(self.geometry.step)
         ]
 

@@ -55,7 +55,8 @@ class PagedBatch:
     @property
     def total_columns(self) -> int:
         """The number of tokens that the rows' pages have room for."""
-        return PAGE_TOKENS * sum(map(page_count, self.offsets))
+        pages = -(-np.array(self.offsets, np.int64) // PAGE_TOKENS)
+        return PAGE_TOKENS * int(pages.sum())
 
     @property
     def state(self) -> list[mx.array]:
@@ -177,9 +178,9 @@ class PagedBatch:
         Raises:
             OutOfPages: there are too few.
         """
+        stops = np.array(self.offsets, np.int32) + np.array(tokens, np.int32)
         for pages in self.rows.values():
-            for row, (offset, new) in enumerate(zip(self.offsets, tokens, strict=True)):
-                pages.grow(row, offset + new)
+            pages.grow_all(stops)
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Counts ``tokens[r]`` more tokens of row ``r`` as written.
@@ -188,10 +189,9 @@ class PagedBatch:
         """
         self.row_states.keep(tokens)
         self.offsets = [offset + new for offset, new in zip(self.offsets, tokens, strict=True)]
+        stops = np.array(self.offsets, np.int32)
         for pages in self.rows.values():
-            for row, offset in enumerate(self.offsets):
-                pages.shed(row, offset)
-                pages.trim(row, offset)
+            pages.give_back(stops)
 
     def take_moves(self) -> list[mx.array]:
         """Nothing is pending: a step dispatches the copies of its joins."""

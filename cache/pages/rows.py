@@ -75,26 +75,43 @@ class PageRows:
         for _ in range(pages.first + len(pages.pages), page_count(stop)):
             self._append(row, self.pool.take())
 
-    def shed(self, row: int, position: int) -> None:
-        """Gives back the pages that no query at ``position`` or later can see."""
-        if self.pool.window is None:
-            return
-        pages = self._rows[row]
-        oldest = self.pool.oldest_seen(position)
-        if page_of(oldest) > pages.first:
-            left = page_of(oldest) - pages.first
-            del pages.pages[:left]
-            pages.first += left
-            self._write(row)
-        pages.oldest = max(pages.oldest, PAGE_TOKENS * pages.first)
+    def grow_all(self, stops: Numbers) -> None:
+        """The same for all rows: ``[rows]``. Few of them need a page in most steps."""
+        for row in np.flatnonzero(self._ends < -(-stops // PAGE_TOKENS)).tolist():
+            self.grow(row, int(stops[row]))
 
-    def trim(self, row: int, stop: int) -> None:
+    def give_back(self, stops: Numbers) -> None:
+        """Gives back the pages that no query at ``stops[r]`` or later in row ``r`` can see.
+
+        The same for the pages behind that position.
+        """
+        window = self.pool.window
+        if window is not None:
+            seen = (stops - window + 1) // PAGE_TOKENS
+            for row in np.flatnonzero(seen > self._spans[: len(self), 1]).tolist():
+                self._shed(row, int(seen[row]))
+        for row in np.flatnonzero(self._ends > -(-stops // PAGE_TOKENS)).tolist():
+            self._trim(row, int(stops[row]))
+
+    @property
+    def _ends(self) -> Numbers:
+        """Of each row, the index of the page behind its last one."""
+        ends: Numbers = self._spans[: len(self)].sum(axis=1, dtype=np.int32)
+        return ends
+
+    def _shed(self, row: int, first: int) -> None:
+        """Gives back the pages before page ``first`` of a row's sequence."""
+        pages = self._rows[row]
+        del pages.pages[: first - pages.first]
+        pages.first = first
+        pages.oldest = max(pages.oldest, PAGE_TOKENS * first)
+        self._write(row)
+
+    def _trim(self, row: int, stop: int) -> None:
         """Gives back the pages behind the position ``stop``."""
         pages = self._rows[row]
-        kept = max(0, page_count(stop) - pages.first)
-        if len(pages.pages) > kept:
-            del pages.pages[kept:]
-            self._count(row)
+        del pages.pages[max(0, page_count(stop) - pages.first) :]
+        self._count(row)
 
     def run(self, row: int, start: int, stop: int) -> Run:
         """The newest tokens of ``[start, stop)`` that the row has, shared by reference."""

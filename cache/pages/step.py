@@ -199,13 +199,9 @@ def step_arrays(
     places = np.concatenate([np.arange(decoded), owners[decoded:] + (decoded - len(rows))])
     numbers = [offsets, places.astype(np.int32), begins, offsets + np.int32(1)]
     copies = np.array([*counts[: len(rows)], *[1] * len(chunks)], np.int32)
-    own = [
-        ChunkPlace(token, position, count, line)
-        for token, position, count, line in zip(
-            *(array.tolist() for array in (firsts, positions, counts, places[firsts])), strict=True
-        )
-        if token >= decoded or (count > 1 and not alone)
-    ]
+    in_chunks = (firsts >= decoded) | ((counts > 1) & (not alone))
+    chunk_places = np.stack([firsts, positions, counts, places[firsts]], axis=1)[in_chunks]
+    own = [ChunkPlace(*numbers) for numbers in chunk_places.tolist()]
     row_limit = min(max(row_limit, decoded, 1), len(owners) + tail)
     chunk_limit = doubled(CHUNK_LINES, len(chunks) + 1)
     longest = int((positions + counts)[: len(rows)].max(initial=min_columns))

@@ -169,7 +169,8 @@ class DecodeBatch:
             states |= moving
             moves += _dispatched([array for state in moving.values() for array in state.arrays])
             nonfinite = [row for row in out if rows[row].nonfinite]
-            orders.append([start + row for row in band.leave(out, nonfinite)])
+            left = band.leave(out, nonfinite) if out else range(len(band))
+            orders.append([start + row for row in left])
             start += len(rows)
             moves += _dispatched(band.take_moves())
         self._resize(plan.capacities, moves)

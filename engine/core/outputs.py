@@ -72,12 +72,14 @@ class Outputs:
         results = list(zip(step.rows, step.outcomes, drafts, step.starts, strict=True))
         results += [(sequence, [], (), 0) for sequence in step.prompt_only]
         outputs = []
+        constrained = self._constraints.constrains(step.rows)
         # NOTE: this runs for each row of each step, while the device may wait for the host.
         for sequence, outcomes, draft, start in results:
             if sequence.finished:
                 continue
             try:
-                output = self._output(sequence, tokens_of(outcomes, self._requests.vocabulary), now)
+                tokens = tokens_of(outcomes, self._requests.vocabulary)
+                output = self._output(sequence, tokens, now, constrained)
                 if logprobs:
                     self._add_logprobs(sequence, output, logprobs, start)
                 if draft:
@@ -124,8 +126,14 @@ class Outputs:
         for work in self._background:
             work.drop(sequence, last)
 
-    def _output(self, sequence: Sequence, tokens: list[int], now: float) -> TokenOutput:
-        """The output for one row's tokens; without tokens, for a request that is only a prompt."""
+    def _output(
+        self, sequence: Sequence, tokens: list[int], now: float, constrained: bool
+    ) -> TokenOutput:
+        """The output for one row's tokens; without tokens, for a request that is only a prompt.
+
+        Args:
+            constrained: the sequence may have a constraint.
+        """
         first = sequence.first_token_at is None
         request = self._requests.request_for(sequence)
         reason: FinishReason | None = "length"
@@ -133,7 +141,7 @@ class Outputs:
             tokens, reason = request.end(sequence, tokens)
             self._scheduler.read(sequence, tokens)
             self._time_tokens(sequence, len(tokens), now)
-            if self._constraints.complete(sequence):
+            if constrained and self._constraints.complete(sequence):
                 reason = "stop"
         output = TokenOutput(sequence.request_id, sequence.index, tokens, None, reason)
         if first:

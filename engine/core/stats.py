@@ -91,7 +91,7 @@ class StepRecorder:
         stats.image_queries, stats.image_hits = encoded.queries, encoded.hits
         stats.image_seconds, stats.image_bytes = encoded.encoded, self._images.nbytes
         stats.total_columns = batch.total_columns
-        stats.padded_columns = batch.total_columns - sum(offsets)
+        stats.padded_columns = stats.total_columns - sum(offsets)
         stats.kv_reserved_bytes = batch.nbytes + self._prefill.nbytes
         computed = [sequence.computed for sequence in scheduler.prefilling]
         stats.kv_used_bytes = geometry.used(offsets) + geometry.used(computed)

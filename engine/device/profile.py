@@ -113,7 +113,7 @@ CUDA = DeviceProfile(
     # Half of the steps of a mixed load take 7 to 12 ms. With 33 ms, the p99 of gaps was 50 ms
     # instead of 31, and the throughput 3 % higher.
     step_seconds=0.02,
-    step_stretch=1.75,
+    step_stretch=2.0,
     # Each further prompt of a step costs kernel launches, which the GPU waits for.
     avoids_partial_prefill=True,
     lookahead_columns=512,

@@ -96,7 +96,7 @@ MACHINES = {
             kv_bytes=60_000_000_000,
             geometry=_layers(36, 2 * 8 * 128 * 2),
             step_seconds=0.02,
-            max_step_stretch=1.75,
+            max_step_stretch=2.0,
             paged=True,
         ),
     ),

@@ -154,6 +154,37 @@ def test_prompts_use_steps_that_any_prompt_makes_long() -> None:
         assert times[len(times) * 9 // 10] < most
 
 
+@given(
+    seed=st.integers(0, 1000),
+    row=st.floats(1e-5, 5e-4),
+    first=st.floats(0.0, 0.02),
+    stretch=st.floats(1.1, 1.9),
+)
+@settings(max_examples=40, deadline=None)
+def test_until_a_step_has_no_prompts_one_prompt_token_is_part_of_what_is_stretched(
+    seed: int, row: float, first: float, stretch: float
+) -> None:
+    """Where requests come all at once, the first hundred steps all have prompts."""
+    random_ = random.Random(seed)
+
+    def seconds(work: Work) -> float:
+        return 5e-3 + row * work.rows + (first + 2e-5 * work.tokens if work.tokens else 0.0)
+
+    chunks = Chunks(_limits(0.02, stretch))
+    for rows in range(1, 130):
+        work = Work(rows, 500 * rows).with_chunk(0, random_.randrange(100, 900))
+        chunks.learn(work, seconds(work))
+    rows_only = Work(130, 65_000)
+    allowed = chunks.seconds(rows_only, Sequence("a", [1] * 300, 10))
+    most = stretch * seconds(rows_only.with_chunk(0, 1))
+    assert 0.02 <= allowed <= max(0.02, 1.1 * most)
+    chunks.learn(rows_only, seconds(rows_only))
+    allowed = chunks.seconds(rows_only, Sequence("a", [1] * 300, 10))
+    least = max(0.02, stretch * seconds(rows_only))
+    most = max(least, 1.5 * (seconds(rows_only) + 2 * first))
+    assert 0.99 * least <= allowed <= 1.01 * most
+
+
 @given(prompt=st.integers(2_000, 120_000), per_token=st.floats(5e-6, 5e-5), rows=st.integers(1, 30))
 @settings(max_examples=30, deadline=None)
 def test_a_long_prompt_takes_steps_of_up_to_twice_the_time(
