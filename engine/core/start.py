@@ -21,6 +21,7 @@ from chairlift.engine.core.background import Background
 from chairlift.engine.core.core import EngineCore
 from chairlift.engine.core.prepared_model import PreparedModel, prepare_model
 from chairlift.engine.core.warm import warm_model
+from chairlift.engine.cpu.kernels import keeps_quantized
 from chairlift.engine.device import memory, profile
 from chairlift.engine.device.impossible import check_model_settings, check_settings
 from chairlift.engine.device.limits import build_limits
@@ -63,7 +64,10 @@ def start_core(
     # mlx-vlm's models cannot be divided.
     text_only = config.text_only or ranks.size > 1
     loaded = ranks.together(
-        lambda: load_model(source, config.dtype, on_progress, shard, part, text_only)
+        lambda: load_model(
+            *(source, config.dtype, on_progress, shard, part, text_only),
+            keeps_quantized if ranks.size == 1 else lambda size: False,
+        )
     )
     return serve_loaded(config, loaded, on_progress, source, ranks, background)
 
@@ -185,7 +189,9 @@ def _draft_model(
     own = resolve(config.speculative.model, config.trust_remote_code)
     if load_tokenizer(own).get_vocab() != load_tokenizer(source).get_vocab():
         raise ModelError(f"the draft model {own.name} has another vocabulary than {source.name}")
-    loaded = load_model(own, config.dtype, on_progress, text_only=True)
+    loaded = load_model(
+        *(own, config.dtype, on_progress), text_only=True, keep_quantized=keeps_quantized
+    )
     eager, _ = accelerate(loaded.model, exactly=config.dtype != "auto" or not loaded.quantized)
     geometry, vocabulary, _ = probe(loaded.model, loaded.architecture)
     if not geometry.pads:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chairlift.engine.config import cache_dir
-from chairlift.engine.cpu.openmp import remove_registration
+from chairlift.engine.device.openmp import remove_registration
 
 # The routines that MLX's CPU backend and the kernels of ``engine.cpu`` call.
 _ROUTINES = (

@@ -12,7 +12,7 @@ from typing import Any
 
 from chairlift.engine.cpu import decoder_layer
 from chairlift.engine.cpu.host_attention import NORMS, PROJECTIONS, HostAttention
-from chairlift.engine.cpu.host_linear import HostLinear
+from chairlift.engine.cpu.host_linear import LINEAR
 from chairlift.engine.cpu.kernels import SharedRope
 from chairlift.engine.model.trials.trial import Trial, elementwise
 
@@ -39,8 +39,10 @@ def _replace(layer: Any) -> bool:
     projections = [children[name] for name in PROJECTIONS]
     if type(layer.rope) is not SharedRope or (NORMS[0] in children) != (NORMS[1] in children):
         return False
-    if any(not isinstance(part, HostLinear) for part in projections):
+    if any(not isinstance(part, LINEAR) for part in projections):
         return False
+    if len({id(part.products) for part in projections[:3]}) > 1:
+        return False  # they are quantized in different ways
     host = _TRIAL.attempt(lambda: HostAttention(layer))
     if host is None:
         return False

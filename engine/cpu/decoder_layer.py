@@ -29,7 +29,8 @@ from chairlift.engine.cpu.host_attention import (
     HostAttention,
     Projected,
 )
-from chairlift.engine.cpu.host_linear import HostMlp, Products
+from chairlift.engine.cpu.host_linear import Products
+from chairlift.engine.cpu.host_mlp import HostMlp
 from chairlift.engine.cpu.program_builder import ProgramBuilder
 from chairlift.engine.cpu.views import view
 from chairlift.engine.model.trials.trial import Trial, elementwise
@@ -183,7 +184,7 @@ def _replace(layer: Any) -> bool:
         return False
     if not (hasattr(layer.self_attn, "host") and hasattr(layer.mlp, "host")):
         return False
-    inputs = layer.self_attn.q_proj.weight.shape[1]
+    inputs = layer.self_attn.o_proj.products.matrix.stops[-1]
     host = _TRIAL.attempt(lambda: HostDecoderLayer(layer, inputs))
     return host is not None and replace(layer, host, _TRIAL)
 
@@ -206,7 +207,7 @@ def replace(layer: Any, host: HostDecode, trial: Trial) -> bool:
         )
         return result
 
-    inputs = attention.q_proj.weight.shape[1]
+    inputs = attention.o_proj.products.matrix.stops[-1]
     prompt, token = (
         mx.random.normal((_TRIAL_ROWS, n, inputs), key=mx.random.key(n)) for n in (_TRIAL_TOKENS, 1)
     )

@@ -8,16 +8,18 @@ is eager; see ``kernels``.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
-from mlx_lm.models.switch_layers import SwiGLU, SwitchGLU, SwitchLinear
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwiGLU, SwitchGLU, SwitchLinear
 from numpy.typing import NDArray
 
 from chairlift.engine.cpu import elementwise
 from chairlift.engine.cpu.compiled import compiled_experts
 from chairlift.engine.cpu.compiled.compiled_experts import CompiledExperts
+from chairlift.engine.cpu.compiled.quantized_matmul import Quantized, QuantizedExperts
 from chairlift.engine.cpu.gemm import Floats
 from chairlift.engine.cpu.views import view
 from chairlift.engine.device import memory
@@ -61,13 +63,15 @@ def routes_of(experts: NDArray[Any]) -> Routes:
     return Routes(order, np.stack([used, starts, counts], axis=1).astype(np.int64))
 
 
-class HostSwitchLinear(SwitchLinear):  # type: ignore[misc]
+class _HostExperts:
     """A layer with ``experts``, their weights, and a ``router``."""
 
     experts: CompiledExperts
     router: Router
 
-    def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
+    def __call__(
+        self: Any, x: mx.array, indices: mx.array, sorted_indices: bool = False
+    ) -> mx.array:
         """``[..., 1, inputs]`` and ``[..., chosen]`` → ``[..., chosen, 1, outputs]``.
 
         The leading axes of ``x`` are those of ``indices``; a token that all of its experts share
@@ -79,7 +83,8 @@ class HostSwitchLinear(SwitchLinear):  # type: ignore[misc]
             or x.shape[-2] != 1
             or not (shared or x.shape[:-2] == indices.shape)
         ):
-            product: mx.array = super().__call__(x, indices, sorted_indices)
+            base: Any = super()
+            product: mx.array = base.__call__(x, indices, sorted_indices)
             return product
         order, groups = self.router(indices)
         tokens = order // indices.shape[-1] if shared else order
@@ -87,6 +92,17 @@ class HostSwitchLinear(SwitchLinear):  # type: ignore[misc]
         by_expert = _in_order(self.experts(gathered, groups), order)
         product = mx.array(by_expert).reshape([*indices.shape, 1, by_expert.shape[1]])
         return product + mx.expand_dims(self.bias[indices], -2) if "bias" in self else product
+
+
+class HostSwitchLinear(_HostExperts, SwitchLinear):  # type: ignore[misc]
+    """A ``SwitchLinear`` on the CPU."""
+
+
+class HostQuantizedSwitchLinear(_HostExperts, QuantizedSwitchLinear):  # type: ignore[misc]
+    """A ``QuantizedSwitchLinear`` on the CPU."""
+
+
+_HOST = {SwitchLinear: HostSwitchLinear, QuantizedSwitchLinear: HostQuantizedSwitchLinear}
 
 
 class HostSwitchGLU(SwitchGLU):  # type: ignore[misc]
@@ -124,7 +140,7 @@ def install(model: Any, exactly: bool) -> bool:
     """Replaces mlx-lm's layers of experts in a float32 model, if there is memory for copies.
 
     Args:
-        exactly: no weight may be rounded; otherwise they are, to bfloat16.
+        exactly: no weight may be rounded; otherwise those are, to bfloat16, that are not quantized.
 
     Returns:
         Whether any layer was replaced.
@@ -132,34 +148,61 @@ def install(model: Any, exactly: bool) -> bool:
     layers = [layer for layer in model.modules() if _is_plain(layer)]
     if not layers or not compiled_experts.available():
         return False
-    size = sum(layer.weight.size for layer in layers) * (4 if exactly else 2)
+    size = sum(_copy_bytes(layer, exactly) for layer in layers)
     if size > SHARE * memory.free_memory():
         log.info("no memory for weights of experts: %.1f GB", size / 1e9)
         return False
     if not exactly:
         for layer in layers:
-            layer.weight = layer.weight.astype(mx.bfloat16).astype(mx.float32)
+            if type(layer) is SwitchLinear:
+                layer.weight = layer.weight.astype(mx.bfloat16).astype(mx.float32)
     router, fused = Router(), [layer for layer in model.modules() if _is_gated(layer)]
     for layer in fused:
         gate, other, last = parts = layer.gate_proj, layer.up_proj, layer.down_proj
-        layer.wide = CompiledExperts(mx.concatenate([gate.weight, other.weight], axis=1))
-        layer.narrow, layer.router = CompiledExperts(last.weight), router
+        layer.wide, layer.narrow = _compiled([gate, other]), _compiled([last])
+        layer.router = router
         layer.__class__ = HostSwitchGLU
         layers = [layer for layer in layers if not any(layer is part for part in parts)]
     for layer in layers:
-        layer.experts, layer.router = CompiledExperts(layer.weight), router
-        layer.__class__ = HostSwitchLinear
+        layer.experts, layer.router = _compiled([layer]), router
+        layer.__class__ = _HOST[type(layer)]
     log.info("one product for each expert: %d gated MLPs, %d other layers", len(fused), len(layers))
     return True
 
 
+def _compiled(layers: Sequence[Any]) -> CompiledExperts:
+    """The weights of layers with the same input, as one."""
+    quantized = [weight for layer in layers if (weight := _quantized(layer)) is not None]
+    if quantized:
+        return QuantizedExperts(Quantized.joined(quantized))
+    return CompiledExperts(mx.concatenate([layer.weight for layer in layers], axis=1))
+
+
+def _copy_bytes(layer: Any, exactly: bool) -> int:
+    """The bytes of the copy of a layer's weights."""
+    quantized, size = _quantized(layer), layer.weight.size
+    return quantized.panel_bytes() if quantized is not None else size * (4 if exactly else 2)
+
+
+def _quantized(layer: Any) -> Quantized | None:
+    return Quantized.of(layer) if type(layer) is QuantizedSwitchLinear else None
+
+
 def _is_plain(layer: Any) -> bool:
-    return type(layer) is SwitchLinear and layer.weight.dtype == mx.float32
+    """Whether a layer is of a known kind, with weights that the kernel can read."""
+    plain = type(layer) is SwitchLinear and layer.weight.dtype == mx.float32
+    return plain or _quantized(layer) is not None
 
 
 def _is_gated(layer: Any) -> bool:
     """Whether a layer is an MLP with SwiGLU, and without biases."""
     if type(layer) is not SwitchGLU or type(layer.activation) is not SwiGLU:
         return False
-    parts = layer.gate_proj, layer.up_proj, layer.down_proj
-    return all(_is_plain(part) and "bias" not in part for part in parts)
+    gate, other, last = layer.gate_proj, layer.up_proj, layer.down_proj
+    plain = all(_is_plain(part) and "bias" not in part for part in (gate, other, last))
+    return plain and _form(gate) == _form(other)
+
+
+def _form(layer: Any) -> tuple[int, int]:
+    """The group and the bits of a quantized layer's weights; zeros for another layer."""
+    return getattr(layer, "group_size", 0), getattr(layer, "bits", 0)

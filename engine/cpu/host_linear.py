@@ -8,6 +8,7 @@ while the graph is built, so such a model is eager; see ``kernels``.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,14 +16,15 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 
-from chairlift.engine.cpu.elementwise import geglu, swiglu
+from chairlift.engine.cpu.compiled import quantized_matmul
+from chairlift.engine.cpu.compiled.quantized_matmul import Quantized, QuantizedMatrix
 from chairlift.engine.cpu.gemm import Floats
-from chairlift.engine.cpu.matrix import Backend, apart, backends
+from chairlift.engine.cpu.matrix import Backend, Matrix, apart, backends
 from chairlift.engine.cpu.program_builder import ProgramBuilder
 from chairlift.engine.cpu.views import view
 from chairlift.engine.device import memory
-from chairlift.engine.model.trials.trial import Trial, elementwise
 
 log = logging.getLogger(__name__)
 
@@ -32,24 +34,27 @@ MIN_WEIGHTS = 1 << 16
 SAMPLE_ROWS = 16
 # Share of the free memory that the copies may take.
 SHARE = 0.25
+# The same of quantized weights: MLX's products with these take many times as long.
+QUANTIZED_SHARE = 0.8
 # Layers that read the same input, by their names in mlx-lm's model files.
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-_MLP = ("gate_proj", "up_proj", "down_proj")
-_TRIAL = Trial(elementwise(1e-3), log, error="an MLP is of another form: %s")
 
 
 class Products:
     """The products of one input with several layers, computed when the first layer asks.
 
     Attributes:
-        matrix: the layers' weights.
         addition: adds to the products, ``[tokens, outputs of all layers]``, what something else
             computes from the input; see ``engine.lora``.
+
+    Args:
+        matrix: the layers' weights.
+        max_tokens: MLX multiplies more tokens.
     """
 
-    def __init__(self, layers: Sequence[Any], backend: Backend) -> None:
-        self.matrix = backend.make([layer.weight for layer in layers])
-        self._max_tokens = backend.max_tokens
+    def __init__(self, matrix: Matrix, max_tokens: float = math.inf) -> None:
+        self.matrix = matrix
+        self._max_tokens = max_tokens
         self.addition: Callable[[Floats, Floats], None] | None = None
         self._input: mx.array | None = None
         self._left: dict[int, mx.array] = {}
@@ -80,24 +85,30 @@ class Products:
     def take(self, x: mx.array, index: int) -> mx.array:
         """The product of ``x``, ``[..., inputs]``, with one layer's weights."""
         if self._input is not x or index not in self._left:
-            parts = self.apart(_tokens(x))
-            self._left = {i: _array(part, x) for i, part in enumerate(parts)}
+            parts = self.apart(tokens_of(x))
+            self._left = {i: array_like(part, x) for i, part in enumerate(parts)}
         taken = self._left.pop(index)
         self._input = x if self._left else None
         return taken
 
 
-class _Grouped(Module):
-    """A layer whose product is computed together with those of its group."""
+class HostLayer(Module):
+    """A layer whose product is computed together with those of its group.
+
+    Attributes:
+        products: those of the group.
+        index: the layer's number in the group.
+    """
 
     products: Products
     index: int
 
-    def _join(self, products: Products, index: int) -> None:
+    def join(self, products: Products, index: int) -> None:
+        """Makes the layer a member of a group."""
         self.products, self.index = products, index
 
 
-class HostLinear(_Grouped, Linear):
+class HostLinear(HostLayer, Linear):
     """``x @ weight.T + bias``."""
 
     def __call__(self, x: mx.array) -> mx.array:
@@ -108,7 +119,7 @@ class HostLinear(_Grouped, Linear):
         return product + self.bias if "bias" in self else product
 
 
-class HostEmbedding(_Grouped, Embedding):
+class HostEmbedding(HostLayer, Embedding):
     """An embedding that is also the output layer."""
 
     def as_linear(self, x: mx.array) -> mx.array:
@@ -119,11 +130,90 @@ class HostEmbedding(_Grouped, Embedding):
         return self.products.take(x, self.index)
 
 
+class HostQuantizedLinear(HostLayer, QuantizedLinear):
+    """``x @ weight.T + bias``, with a quantized weight."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        product = self.products.take(x, self.index)
+        return product + self.bias if "bias" in self else product
+
+
+class HostQuantizedEmbedding(HostLayer, QuantizedEmbedding):
+    """A quantized embedding that is also the output layer."""
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        """``x @ weight.T``."""
+        return self.products.take(x, self.index)
+
+
 _KINDS: dict[type, type] = {Linear: HostLinear, Embedding: HostEmbedding}
+_QUANTIZED: dict[type, type] = {
+    QuantizedLinear: HostQuantizedLinear,
+    QuantizedEmbedding: HostQuantizedEmbedding,
+}
+# Layers whose products may be computed together.
+LINEAR = (HostLinear, HostQuantizedLinear)
 
 
 def install(model: Any, exactly: bool) -> bool:
-    """Gives a float32 model's linear layers the fastest backend for whose copies there is memory.
+    """Replaces the linear layers of a model that computes in float32.
+
+    Args:
+        exactly: no weight may be rounded; see ``_install_plain``.
+
+    Returns:
+        Whether any layer was replaced.
+    """
+    layers = [layer for _, layer in model.named_modules()]
+    replaced = _install_quantized(layers)
+    replaced |= _install_plain(layers, exactly)
+    return replaced
+
+
+def _install_quantized(layers: Sequence[Any]) -> bool:
+    """Gives quantized layers compiled products if there is memory for copies of their weights."""
+    weights = {id(layer): weight for layer in layers if (weight := _quantized(layer)) is not None}
+    if not weights or not quantized_matmul.available():
+        return False
+    size = sum(weight.panel_bytes() for weight in weights.values())
+    if size > QUANTIZED_SHARE * memory.free_memory():
+        log.warning("no memory for copies of quantized weights: %.1f GB", size / 1e9)
+        return False
+
+    def weight_of(layer: Any) -> Quantized | None:
+        return weights.get(id(layer))
+
+    def join(group: Sequence[Any]) -> None:
+        products = Products(QuantizedMatrix([weights[id(member)] for member in group]))
+        for index, member in enumerate(group):
+            member.__class__ = _QUANTIZED[type(member)]
+            member.join(products, index)
+
+    for layer in layers:
+        for group in _groups(layer):
+            forms = {weight and (weight.group, weight.bits) for weight in map(weight_of, group)}
+            if len(forms) == 1 and forms != {None}:
+                join(group)
+    for layer in layers:
+        if id(layer) in weights and not isinstance(layer, HostLayer):
+            join([layer])
+    log.info("products of quantized weights: %d layers", len(weights))
+    return True
+
+
+def _quantized(layer: Any) -> Quantized | None:
+    return Quantized.of(layer) if type(layer) in _QUANTIZED else None
+
+
+def _groups(layer: Any) -> list[list[Any]]:
+    """The groups of layers that a layer has all members of."""
+    children = layer.children()
+    groups = [[children.get(name) for name in names] for names in GROUPS]
+    return [group for group in groups if all(group)]
+
+
+def _install_plain(layers: list[Any], exactly: bool) -> bool:
+    """Gives float32 layers the fastest backend for whose copies there is memory.
 
     Args:
         exactly: no weight may be rounded. Otherwise, a backend that copies weights rounds them to
@@ -132,7 +222,6 @@ def install(model: Any, exactly: bool) -> bool:
     Returns:
         Whether any layer was replaced.
     """
-    layers = [layer for _, layer in model.named_modules()]
     suitable = [layer for layer in layers if _is_suitable(layer)]
     for backend in backends():
         chosen, size = suitable, 0
@@ -161,11 +250,12 @@ def _replace(layers: list[Any], chosen: list[Any], backend: Backend, rounded: bo
         _group(layer, backend)
     for layer in chosen:
         if not hasattr(layer, "products"):
-            layer._join(Products([layer], backend), 0)
-    fused = sum(_fuse(layer) for layer in layers)
-    log.info(
-        "products of few tokens: %s, %d layers, %d fused MLPs", backend.name, len(chosen), fused
-    )
+            layer.join(_products([layer], backend), 0)
+    log.info("products of few tokens: %s, %d layers", backend.name, len(chosen))
+
+
+def _products(layers: Sequence[Any], backend: Backend) -> Products:
+    return Products(backend.make([layer.weight for layer in layers]), backend.max_tokens)
 
 
 def _is_suitable(layer: Any) -> bool:
@@ -188,15 +278,13 @@ def _equals_rounded(weight: mx.array) -> bool:
 
 
 def _group(layer: Any, backend: Backend) -> None:
-    for names in GROUPS:
-        children = layer.children()
-        group = [children.get(name) for name in names]
+    for group in _groups(layer):
         if all(type(member) is HostLinear for member in group):
             if not any(backend.copy_bytes):
                 _stack(group)
-            products = Products(group, backend)
+            products = _products(group, backend)
             for index, member in enumerate(group):
-                member._join(products, index)
+                member.join(products, index)
 
 
 def _stack(layers: Sequence[Any]) -> None:
@@ -209,72 +297,11 @@ def _stack(layers: Sequence[Any]) -> None:
     mx.eval([layer.weight for layer in layers])
 
 
-class HostMlp:
-    """An MLP with a gate, of few tokens.
-
-    Attributes:
-        products: its products.
-
-    Args:
-        layer: its layers are of one group, and have host products.
-        activation: computes ``[tokens, numbers]`` of those of the gate and of the other layer.
-    """
-
-    def __init__(self, layer: Any, activation: Callable[[Floats, Floats], Floats]) -> None:
-        self._wide: Products = layer.gate_proj.products
-        self._down: Products = layer.down_proj.products
-        self._activation = activation
-        self.products = self._wide, self._down
-
-    def __call__(self, x: Floats) -> Floats:
-        """``[tokens, inputs]`` → ``[tokens, outputs]``; see ``Matrix``."""
-        return self._down(self._activation(*self._wide.apart(x)))
-
-    def build(self, build: ProgramBuilder, x: Floats) -> Floats:
-        """As a call, without the products' additions.
-
-        Raises:
-            NoProgramError: see ``ProgramBuilder``.
-        """
-        wide = apart(self._wide.build(build, "wide", x), self._wide.matrix.stops)
-        return self._down.build(
-            build, "down", build.gated(self._activation.__name__, "gated", *wide)
-        )
-
-
-def _fuse(layer: Any) -> bool:
-    """Replaces an MLP by one that computes without MLX, if a trial gives the same."""
-    if set(layer.children()) != set(_MLP):
-        return False
-    gate, up, down = (layer[name] for name in _MLP)
-    if any(type(part) is not HostLinear or "bias" in part for part in (gate, up, down)):
-        return False
-    x = mx.random.normal((1, 2, gate.weight.shape[1]), key=mx.random.key(0))
-    return any(_fuse_with(layer, activation, x) for activation in (swiglu, geglu))
-
-
-def _fuse_with(layer: Any, activation: Callable[[Floats, Floats], Floats], trial: mx.array) -> bool:
-    base: Any = type(layer)
-    host = HostMlp(layer, activation)
-
-    def fused(layer: Any, x: mx.array) -> mx.array:
-        if not layer.gate_proj.products.takes(x):
-            result: mx.array = base.__call__(layer, x)
-            return result
-        return _array(layer.host(_tokens(x)), x)
-
-    if not _TRIAL.passes(lambda: layer(trial), lambda: _array(host(_tokens(trial)), trial)):
-        return False
-    layer.__class__ = type(base.__name__, (base,), {"__call__": fused})
-    layer.host = host
-    return True
-
-
-def _tokens(x: mx.array) -> Floats:
+def tokens_of(x: mx.array) -> Floats:
     """Evaluates ``x`` as ``[tokens, inputs]``."""
     return view(x.astype(mx.float32)).reshape(-1, x.shape[-1])
 
 
-def _array(product: Floats, x: mx.array) -> mx.array:
+def array_like(product: Floats, x: mx.array) -> mx.array:
     """The product with the leading axes of ``x``."""
     return mx.array(product).reshape(*x.shape[:-1], product.shape[-1])

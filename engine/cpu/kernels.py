@@ -16,17 +16,27 @@ from typing import Any
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.positional_encoding import RoPE
+from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 from mlx.utils import tree_flatten, tree_unflatten
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear
+from mlx_lm.utils import dequantize_model
 
-from chairlift.engine.cpu import elementwise, experts, host_linear
+from chairlift.engine.cpu import elementwise, experts, host_linear, host_mlp
 from chairlift.engine.cpu.attention import attend
+from chairlift.engine.cpu.compiled import amx_matmul, quantized_matmul
+from chairlift.engine.cpu.compiled.quantized_matmul import Quantized
 from chairlift.engine.cpu.gemm import Floats
 from chairlift.engine.cpu.views import view
+from chairlift.engine.device import memory
 from chairlift.engine.model.attention import install as install_attention
 from chairlift.engine.model.attention import names_of
 
 # The packages whose model files share functions.
 _PACKAGES = ("mlx_lm", "mlx_vlm")
+_QUANTIZED = (QuantizedLinear, QuantizedEmbedding, QuantizedSwitchLinear)
+# How many times as large weights of 4 bits are in float32 and, for AMX, in bfloat16 besides; and
+# the share of the free memory that they may take.
+_DEQUANTIZED, _AMX_SHARE = 11, 0.5
 
 
 def swiglu(gate: mx.array, x: mx.array) -> mx.array:
@@ -92,6 +102,30 @@ class SharedRope(Module):
         return tables["cos"], tables["sin"]
 
 
+def keeps_quantized(size: int) -> bool:
+    """Whether to keep the weights of a model quantized whose files have ``size`` bytes.
+
+    Tokens one by one are faster then. Prompts are slower than with bfloat16 on AMX.
+    """
+    if not quantized_matmul.available():
+        return False
+    return not amx_matmul.available() or _DEQUANTIZED * size > _AMX_SHARE * memory.free_memory()
+
+
+def _dequantize_others(model: Any) -> None:
+    """Dequantizes the layers of a float32 model whose weights no kernel reads."""
+    for name, layer in model.named_modules():
+        if isinstance(layer, _QUANTIZED) and layer.scales.dtype in (mx.float32, mx.uint8):
+            if Quantized.of(layer) is not None:
+                continue
+            holder: Any = Module()
+            holder.layer = layer
+            dequantize_model(holder)
+            plain = holder.layer
+            plain.weight = plain.weight.astype(mx.float32)
+            model.update_modules(tree_unflatten([(name, plain)]))
+
+
 def install(model: Any, exactly: bool = True) -> bool:
     """Replaces mlx-lm's functions in a float32 model by this package's.
 
@@ -102,8 +136,11 @@ def install(model: Any, exactly: bool = True) -> bool:
         Whether the model is eager now.
     """
     _share_ropes(model)
+    if quantized_matmul.available():
+        _dequantize_others(model)
     has_swiglu = _replace_swiglu(model)
     has_products = host_linear.install(model, exactly)
+    host_mlp.install(model)
     has_products |= experts.install(model, exactly)
     return install_attention(model, attend) or has_swiglu or has_products
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from chairlift.engine.cpu.host_linear import GROUPS, HostLinear, Products
+from chairlift.engine.cpu.host_linear import GROUPS, LINEAR, HostLayer, Products
 from chairlift.engine.cpu.matrix import FEW_TOKENS
 from chairlift.engine.lora.fused import FusedAddition
 from chairlift.engine.lora.host import HostAddition
@@ -97,10 +97,10 @@ class AdaptedLayers:
             for member in group:
                 member.host = addition
 
-    def _host_groups(self) -> Iterable[list[HostLinear]]:
-        groups: defaultdict[int, list[HostLinear]] = defaultdict(list)
+    def _host_groups(self) -> Iterable[list[HostLayer]]:
+        groups: defaultdict[int, list[HostLayer]] = defaultdict(list)
         for layer in self._model.modules():
-            if isinstance(layer, HostLinear):
+            if isinstance(layer, LINEAR):
                 groups[id(layer.products)].append(layer)
         for layers in groups.values():
             layers.sort(key=lambda layer: layer.index)
@@ -110,7 +110,7 @@ class AdaptedLayers:
         """The other layers with adapters; those that mostly read the same input are together."""
         groups: defaultdict[tuple[Any, ...], list[LowRank]] = defaultdict(list)
         for name, low_rank in self._low_ranks.items():
-            if low_rank.dtype == mx.float32 and not isinstance(self.targets[name], HostLinear):
+            if low_rank.dtype == mx.float32 and not isinstance(self.targets[name], LINEAR):
                 parent, _, last = name.rpartition(".")
                 same = next((group for group in GROUPS if last in group), last)
                 groups[parent, same, low_rank.inputs].append(low_rank)
@@ -120,7 +120,7 @@ class AdaptedLayers:
 def _adapted(base: Any) -> Any:
     def call(layer: Any, x: mx.array) -> mx.array:
         y: mx.array = base.__call__(layer, x)
-        if isinstance(layer, HostLinear) and layer.products.takes(x):
+        if isinstance(layer, LINEAR) and layer.products.takes(x):
             return y  # its group's products have been added
         low_rank: LowRank = layer.low_rank
         if low_rank.host is not None and x.size <= FEW_TOKENS * x.shape[-1]:

@@ -71,6 +71,7 @@ def load_model(
     shard: Callable[[Module], None] | None = None,
     memory_part: float = 1.0,
     text_only: bool = False,
+    keep_quantized: Callable[[int], bool] = lambda size: False,
 ) -> LoadedModel:
     """Loads the weights onto MLX's default device, and waits until they are there.
 
@@ -78,11 +79,13 @@ def load_model(
         dtype: "auto", "float32", "float16" or "bfloat16": the type of floating-point parameters
             and of the scales of quantized ones. "auto" is float32 on the CPU, where MLX computes
             other types an order of magnitude slower, and the model's own type elsewhere. For the
-            same reason a float32 model is dequantized on the CPU.
+            same reason a float32 model is dequantized on the CPU, unless ``keep_quantized``.
         on_progress: called while the weights are read.
         shard: keeps one rank's part of the model; called before safetensors files are read.
         memory_part: the part of the files that this device has to hold.
         text_only: a model that sees is loaded without its part for images.
+        keep_quantized: whether a float32 model on the CPU is not dequantized; called with the bytes
+            of its files.
 
     Raises:
         ModelError: the model is missing, damaged or truncated.
@@ -93,12 +96,13 @@ def load_model(
     on_cpu = profile.current().on_cpu
     target = _DTYPES[dtype] if dtype != "auto" else (mx.float32 if on_cpu else None)
     try:
-        _check_memory(source, memory_part)
+        size = _check_memory(source, memory_part)
+        kept = not on_cpu or keep_quantized(size)
         if source.kind == "gguf":
             file = GGUFFile(source.path)
             model, config = build_model(
                 file,
-                keep_quantized=not on_cpu,
+                keep_quantized=kept,
                 dtype=target or own_dtype(file),
                 on_progress=on_progress,
             )
@@ -108,7 +112,7 @@ def load_model(
             model, config = _from_directory(source, text_only)
             if target is not None:
                 _cast(model, target)
-            if on_cpu and target == mx.float32:
+            if not kept and target == mx.float32:
                 model = dequantize_model(model)
             max_context = _max_context(config)
             quantized = any(key in config for key in _QUANTIZATION_KEYS)
@@ -158,8 +162,12 @@ def _from_directory(source: ModelSource, text_only: bool) -> tuple[Module, dict[
     return model, config
 
 
-def _check_memory(source: ModelSource, part: float) -> None:
-    """Raises ModelError if a model cannot fit; otherwise the system would kill the process."""
+def _check_memory(source: ModelSource, part: float) -> int:
+    """The bytes of a model's files.
+
+    Raises:
+        ModelError: it cannot fit; otherwise the system would kill the process.
+    """
     is_gguf = source.kind == "gguf"
     files = [source.path] if is_gguf else list(source.path.glob(WEIGHTS))
     size, free = sum(file.stat().st_size for file in files), memory.free_memory()
@@ -169,6 +177,7 @@ def _check_memory(source: ModelSource, part: float) -> None:
             f"{source.path}: not enough memory: its files hold {size / 1e9:.2f} GB of weights"
             f"{share}, and {free / 1e9:.2f} GB are free"
         )
+    return size
 
 
 def _read(arrays: list[mx.array], on_progress: OnProgress, read_bytes: int) -> None:

@@ -14,7 +14,7 @@ import zmq
 import zmq.asyncio
 
 from chairlift.engine.config import encode_path
-from chairlift.engine.cpu.openmp import remove_registration
+from chairlift.engine.device.openmp import remove_registration
 from chairlift.engine.messages import FromEngine, Shutdown, ToEngine
 from chairlift.engine.process.blackbox import BlackBoxReader
 from chairlift.engine.process.engine_process import Start

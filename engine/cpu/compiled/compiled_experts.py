@@ -32,6 +32,8 @@ class CompiledExperts:
         numbers = view(weights)
         narrow = not any(np.any(one.view(np.uint32) & np.uint32(0xFFFF)) for one in numbers)
         self._multiply = kernel.bfloat16_groups if narrow else kernel.float32_groups
+        # The function's further arguments.
+        self._more: tuple[int, ...] = ()
         dtype = np.uint16 if narrow else np.float32
         shape = self._experts, self._panels, self._inputs, kernel.outputs
         self._packed = aligned(np.dtype(dtype).itemsize * int(np.prod(shape)))
@@ -67,7 +69,7 @@ class CompiledExperts:
             run_shared(
                 self._multiply,
                 *(self._packed.ctypes.data, x.ctypes.data, result.ctypes.data),
-                *(groups.ctypes.data, self._panels, self._inputs, self._stride),
+                *(groups.ctypes.data, self._panels, self._inputs, self._stride, *self._more),
                 parts=len(groups) * self._panels,
                 is_shared=len(groups) * self._outputs * self._inputs >= MIN_SHARED,
             )

@@ -45,6 +45,8 @@ class CompiledMatrix:
         numbers = (bits >> 16).astype(np.uint16) if narrow else stacked
         self._packed = in_panels(numbers, self._panels, kernel.outputs)
         self._is_shared = stacked.size >= MIN_SHARED
+        # The function's further arguments.
+        self._more: tuple[int, ...] = ()
 
     def __call__(self, x: Floats) -> Floats:
         """See ``Matrix``."""
@@ -57,7 +59,7 @@ class CompiledMatrix:
             run(
                 self._multiply,
                 *(self._packed.ctypes.data, x.ctypes.data, product.ctypes.data),
-                *(len(x), self._inputs, self._stride),
+                *(len(x), self._inputs, self._stride, *self._more),
                 parts=self._panels,
                 is_shared=self._is_shared,
             )

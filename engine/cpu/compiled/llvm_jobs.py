@@ -60,12 +60,13 @@ def compiled() -> Pool | None:
     return Pool(run, run_all, serve)
 
 
-def shared(name: str, arguments: str, body: str) -> str:
+def shared(name: str, arguments: str, body: str, begin: str = "") -> str:
     """A function that takes parts of its job until none is left.
 
     Args:
         arguments: their types, ptr or i64, and names.
         body: computes ``%part``, and ends at ``%part_end``.
+        begin: computed before the first part.
     """
     loads = []
     for place, argument in enumerate(arguments.split(",")):
@@ -87,6 +88,7 @@ entry:
   %taken.at = getelementptr i64, ptr %job, i64 {TAKEN}
   %finished = getelementptr i64, ptr %job, i64 {FINISHED}
 {loaded}
+  {begin}
   br label %take
 take:
   %start = atomicrmw add ptr %taken.at, i64 %share monotonic

@@ -10,7 +10,7 @@ from conformance.weights import tiny_model
 from mlx_lm.models import llama
 from mlx_lm.models.cache import make_prompt_cache
 
-from chairlift.engine.cpu import host_linear
+from chairlift.engine.cpu import host_linear, host_mlp
 from chairlift.engine.cpu.matrix import Backend, apart
 from chairlift.engine.device import memory
 
@@ -102,6 +102,7 @@ def test_an_mlp_is_fused_around_swiglu_but_not_around_another_activation(backend
     x = mx.random.normal((1, 5, 256), key=mx.random.key(1))
     expected = other(x)
     assert host_linear.install(model, exactly=False)
+    host_mlp.install(model)
     assert type(other) is Squared
     assert type(model.layers[0].mlp) is not llama.MLP
     assert mx.allclose(other(x), expected, rtol=0.05, atol=0.02).item()

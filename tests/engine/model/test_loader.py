@@ -108,6 +108,24 @@ def test_a_dtype_applies_to_all_floating_point_parameters(tmp_path: Path, dtype:
     assert _dtypes(loaded.model) == {getattr(mx, dtype)}
 
 
+def test_a_quantized_directory_stays_quantized_if_it_should(tmp_path: Path) -> None:
+    path = _quantized_dir(tmp_path)
+    sizes: list[int] = []
+
+    def keep(size: int) -> bool:
+        sizes.append(size)
+        return True
+
+    kept = load_model(_directory(path), "auto", keep_quantized=keep).model
+    assert sizes == [(path / "model.safetensors").stat().st_size]
+    layer = kept.model.layers[0].mlp.up_proj
+    assert type(layer) is nn.QuantizedLinear
+    assert layer.scales.dtype == mx.float32
+    tokens = mx.array([[1, 5, 2, 7]])
+    expected = load_model(_directory(path), "auto").model(tokens)
+    assert mx.allclose(kept(tokens), expected, rtol=1e-3, atol=1e-3).item()
+
+
 def test_a_quantized_directory_is_dequantized_on_the_cpu(tmp_path: Path) -> None:
     source = _directory(_quantized_dir(tmp_path))
     loaded = load_model(source, "auto")

@@ -1,0 +1,91 @@
+"""MLPs that compute without MLX between the products of ``host_linear``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+
+from chairlift.engine.cpu.elementwise import geglu, swiglu
+from chairlift.engine.cpu.gemm import Floats
+from chairlift.engine.cpu.host_linear import LINEAR, Products, array_like, tokens_of
+from chairlift.engine.cpu.matrix import apart
+from chairlift.engine.cpu.program_builder import ProgramBuilder
+from chairlift.engine.model.trials.trial import Trial, elementwise
+
+log = logging.getLogger(__name__)
+
+_MLP = ("gate_proj", "up_proj", "down_proj")
+_TRIAL = Trial(elementwise(1e-3), log, error="an MLP is of another form: %s")
+
+
+def install(model: Any) -> None:
+    """Replaces a model's MLPs; call it after ``host_linear.install``."""
+    fused = sum(_fuse(layer) for _, layer in model.named_modules())
+    log.info("%d fused MLPs", fused)
+
+
+class HostMlp:
+    """An MLP with a gate, of few tokens.
+
+    Attributes:
+        products: its products.
+
+    Args:
+        layer: its layers are of one group, and have host products.
+        activation: computes ``[tokens, numbers]`` of those of the gate and of the other layer.
+    """
+
+    def __init__(self, layer: Any, activation: Callable[[Floats, Floats], Floats]) -> None:
+        self._wide: Products = layer.gate_proj.products
+        self._down: Products = layer.down_proj.products
+        self._activation = activation
+        self.products = self._wide, self._down
+
+    def __call__(self, x: Floats) -> Floats:
+        """``[tokens, inputs]`` → ``[tokens, outputs]``; see ``Matrix``."""
+        return self._down(self._activation(*self._wide.apart(x)))
+
+    def build(self, build: ProgramBuilder, x: Floats) -> Floats:
+        """As a call, without the products' additions.
+
+        Raises:
+            NoProgramError: see ``ProgramBuilder``.
+        """
+        wide = apart(self._wide.build(build, "wide", x), self._wide.matrix.stops)
+        return self._down.build(
+            build, "down", build.gated(self._activation.__name__, "gated", *wide)
+        )
+
+
+def _fuse(layer: Any) -> bool:
+    """Replaces an MLP by one that computes without MLX, if a trial gives the same."""
+    if set(layer.children()) != set(_MLP):
+        return False
+    gate, up, down = (layer[name] for name in _MLP)
+    parts = gate, up, down
+    if any(type(part) not in LINEAR or "bias" in part for part in parts):
+        return False
+    if gate.products is not up.products:
+        return False  # they are quantized in different ways
+    x = mx.random.normal((1, 2, down.products.matrix.stops[-1]), key=mx.random.key(0))
+    return any(_fuse_with(layer, activation, x) for activation in (swiglu, geglu))
+
+
+def _fuse_with(layer: Any, activation: Callable[[Floats, Floats], Floats], trial: mx.array) -> bool:
+    base: Any = type(layer)
+    host = HostMlp(layer, activation)
+
+    def fused(layer: Any, x: mx.array) -> mx.array:
+        if not layer.gate_proj.products.takes(x):
+            result: mx.array = base.__call__(layer, x)
+            return result
+        return array_like(layer.host(tokens_of(x)), x)
+
+    if not _TRIAL.passes(lambda: layer(trial), lambda: array_like(host(tokens_of(trial)), trial)):
+        return False
+    layer.__class__ = type(base.__name__, (base,), {"__call__": fused})
+    layer.host = host
+    return True
