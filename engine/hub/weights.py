@@ -38,7 +38,8 @@ class WeightSize(NamedTuple):
 def weight_size(source: ModelSource, dtype: str, on_cpu: bool) -> WeightSize:
     """The memory of the weights, before they are loaded.
 
-    It is an upper bound: on CPUs with bfloat16 units some weights take half of it.
+    It is an upper bound: on CPUs with bfloat16 units some weights take half of it, and quantized
+    ones take a third with compiled kernels.
 
     Args:
         source: the model on disk.

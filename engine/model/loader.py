@@ -112,7 +112,9 @@ def load_model(
             model, config = _from_directory(source, text_only)
             if target is not None:
                 _cast(model, target)
-            if not kept and target == mx.float32:
+            # The part for images is computed by MLX alone.
+            sees = on_cpu and served_vision_type(config, text_only) is not None
+            if target == mx.float32 and (sees or not kept):
                 model = dequantize_model(model)
             max_context = _max_context(config)
             quantized = any(key in config for key in _QUANTIZATION_KEYS)

@@ -16,6 +16,7 @@ from mlx_lm.utils import dequantize_model
 from support.engine.kv import filled_batch
 from support.engine.reference import logits_of_prompt
 
+from chairlift.engine.core.acceleration import accelerate
 from chairlift.engine.cpu import decode_attention, host_linear, kernels
 from chairlift.engine.cpu.compiled import amx_matmul, quantized_matmul
 from chairlift.engine.cpu.compiled.quantized_matmul import (
@@ -26,6 +27,7 @@ from chairlift.engine.cpu.compiled.quantized_matmul import (
 from chairlift.engine.cpu.experts import HostQuantizedSwitchLinear, HostSwitchGLU, routes_of
 from chairlift.engine.cpu.host_linear import HostQuantizedEmbedding, HostQuantizedLinear
 from chairlift.engine.device import memory
+from chairlift.engine.model.adapters import adapt
 
 pytestmark = pytest.mark.skipif(
     not quantized_matmul.available(), reason="needs llvmlite (extra jit)"
@@ -119,6 +121,31 @@ def test_a_quantized_model_equals_the_dequantized_one(name: str, bits: int) -> N
     if name in ("mixtral", "qwen3_moe"):
         assert kinds & {HostSwitchGLU, HostQuantizedSwitchLinear}
     ours, theirs = (logits_of_prompt(each, 41, 3) for each in (model, reference))
+    scale = mx.abs(theirs).max().item()
+    assert mx.allclose(ours, theirs, rtol=1e-3, atol=1e-4 * scale).item()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    ["deepseek_v3", "gemma2", "glm4_moe", "gpt_oss", "lfm2", "mamba2", "phi3", "qwen3_next"],
+)
+def test_other_architectures_can_be_quantized(name: str) -> None:
+    """Layers whose inputs are no multiple of a group are not."""
+
+    def is_fit(path: str, module: Any) -> bool:
+        return hasattr(module, "to_quantized") and module.weight.shape[-1] % 32 == 0
+
+    models = [tiny_model(name) for _ in range(2)]
+    for model in models:
+        nn.quantize(model, group_size=32, bits=4, class_predicate=is_fit)
+    models[1].update(models[0].parameters())
+    dequantize_model(models[1])
+    for model in models:
+        adapt(model)
+    accelerate(models[0])
+    assert HostQuantizedLinear in {type(module) for module in models[0].modules()}
+    ours, theirs = (logits_of_prompt(model, 41, 1) for model in models)
     scale = mx.abs(theirs).max().item()
     assert mx.allclose(ours, theirs, rtol=1e-3, atol=1e-4 * scale).item()
 

@@ -19,6 +19,7 @@ from support.tiny import TinyKind, tiny_config, tiny_model
 
 from chairlift.engine.core.acceleration import accelerate
 from chairlift.engine.cpu import host_linear, matrix
+from chairlift.engine.cpu.compiled import quantized_matmul
 from chairlift.engine.messages import Abort, AdapterFailed, AdapterLoaded, LoadAdapter
 
 ADAPTERS = 8
@@ -214,14 +215,16 @@ def test_loading_and_unloading_changes_no_other_row(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("layers", ["fused", "quantized", "plain"])
 def test_the_cpus_faster_layers_add_adapters(
-    fused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    layers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fused layers have host products; the others are MLX's, in an eager model."""
-    if fused and not matrix.backends():
+    """Fused and quantized layers have host products; the others are MLX's, in an eager model."""
+    if layers == "fused" and not matrix.backends():
         pytest.skip("this machine has no fast BLAS")
-    if not fused:
+    if layers == "quantized" and not quantized_matmul.available():
+        pytest.skip("needs llvmlite (extra jit)")
+    if layers == "plain":
         monkeypatch.setattr(host_linear, "backends", list)
 
     def wide(seed: int = 2) -> Any:
@@ -232,8 +235,10 @@ def test_the_cpus_faster_layers_add_adapters(
         model = llama.Model(llama.ModelArgs.from_dict(config))
         mx.random.seed(seed)
         model.apply(lambda w: mx.random.normal(w.shape) / w.shape[-1] ** 0.5 * 1.5)
-        if fused:
+        if layers == "fused":
             model.apply(lambda w: w.astype(mx.bfloat16).astype(mx.float32))
+        if layers == "quantized":
+            nn.quantize(model, group_size=64, bits=8)
         mx.eval(model.parameters())
         return model
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conformance.vision.configs import tiny_model
@@ -20,7 +21,7 @@ from chairlift.cache.quantized import Quantization
 from chairlift.engine.errors import UnsupportedModel
 from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.hub.weights import weight_size
-from chairlift.engine.model import architecture
+from chairlift.engine.model import architecture, loader
 from chairlift.engine.model.loader import load_model
 from chairlift.engine.model.probe import probe
 from chairlift.engine.model.text.tokenizer import load_tokenizer
@@ -47,6 +48,23 @@ def test_a_model_that_sees_is_served_with_or_without_images(
     assert isinstance(loaded.model, VisionModel) is not text_only
     assert (loaded.architecture, loaded.dtype) == ("qwen2_vl", "float32")
     assert loaded.max_context == 4096
+
+
+@pytest.mark.parametrize("text_only", [False, True])
+def test_only_a_model_without_images_stays_quantized_on_the_cpu(
+    tmp_path: Path, text_only: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MLX computes images, and is slow with quantized weights."""
+    dequantized: list[Any] = []
+
+    def dequantize(model: Any) -> Any:
+        dequantized.append(model)
+        return model
+
+    monkeypatch.setattr(loader, "dequantize_model", dequantize)
+    source = _source(vision_dir(tmp_path, "qwen2_vl"))
+    load_model(source, "auto", text_only=text_only, keep_quantized=lambda size: True)
+    assert bool(dequantized) is not text_only
 
 
 def test_a_model_whose_parts_are_nested_is_served_with_images(tmp_path: Path) -> None:
