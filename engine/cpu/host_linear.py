@@ -206,7 +206,7 @@ def _quantized(layer: Any) -> Quantized | None:
 
 
 def _groups(layer: Any) -> list[list[Any]]:
-    """The groups of layers that a layer has all members of."""
+    """The groups of layers with the same input that a layer has all members of."""
     children = layer.children()
     groups = [[children.get(name) for name in names] for names in GROUPS]
     return [group for group in groups if all(group)]

@@ -113,10 +113,20 @@ def keeps_quantized(size: int) -> bool:
 
 
 def _dequantize_others(model: Any) -> None:
-    """Dequantizes the layers of a float32 model whose weights no kernel reads."""
+    """Dequantizes the layers of a float32 model whose weights no kernel reads.
+
+    So are an attention's projections that are quantized in different ways: as one product they are
+    part of a layer that decodes on the host.
+    """
+    mixed: set[int] = set()
+    for layer in model.modules():
+        children = layer.children()
+        projections = [children.get(name) for name in host_linear.GROUPS[0]]
+        if all(projections) and len(set(map(_form, projections))) > 1:
+            mixed |= set(map(id, projections))
     for name, layer in model.named_modules():
         if isinstance(layer, _QUANTIZED) and layer.scales.dtype in (mx.float32, mx.uint8):
-            if Quantized.of(layer) is not None:
+            if id(layer) not in mixed and Quantized.of(layer) is not None:
                 continue
             holder: Any = Module()
             holder.layer = layer
@@ -124,6 +134,12 @@ def _dequantize_others(model: Any) -> None:
             plain = holder.layer
             plain.weight = plain.weight.astype(mx.float32)
             model.update_modules(tree_unflatten([(name, plain)]))
+
+
+def _form(layer: Any) -> tuple[int, int] | None:
+    """The group and bits of a layer whose quantized weights the kernel reads."""
+    weight = Quantized.of(layer) if isinstance(layer, _QUANTIZED) else None
+    return None if weight is None else (weight.group, weight.bits)
 
 
 def install(model: Any, exactly: bool = True) -> bool:

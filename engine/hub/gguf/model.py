@@ -18,6 +18,7 @@ from mlx_lm.models import gemma3_text, llama, qwen2, qwen3
 from mlx_lm.models.rope_utils import initialize_rope
 
 from chairlift.engine.errors import ModelError, UnsupportedModel
+from chairlift.engine.hub.gguf.affine import GROUP, pack_affine, packed_bits
 from chairlift.engine.hub.gguf.config import model_config
 from chairlift.engine.hub.gguf.file import GGUFFile, GGUFTensor
 from chairlift.engine.messages import Loading, OnProgress
@@ -51,9 +52,6 @@ _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 # Frequency factors of Llama 3; they become its rope_scaling instead of a parameter.
 _ROPE_FACTORS = "rope_freqs.weight"
 
-# Weights of a block of these formats, and of a group in MLX's affine quantization.
-_GROUP = 32
-_KEPT_BITS = {GGMLType.Q4_0: 4, GGMLType.Q4_1: 4, GGMLType.Q8_0: 8}
 _FLOATING = {GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.F64}
 _PROGRESS_SECONDS = 0.5
 _ROW_BYTES = 8192  # of rows that are dequantized together
@@ -85,8 +83,8 @@ def build_model(
     """Builds mlx-lm's model with the file's weights; returns it with its configuration.
 
     Args:
-        keep_quantized: Q4_0, Q4_1 and Q8_0 blocks become MLX's affine groups of 32, with the same
-            values (exactly, if ``dtype`` is float32 or float16). All others are dequantized.
+        keep_quantized: blocks of the types in ``affine`` become MLX's affine groups of 32, with the
+            same values (exactly, if ``dtype`` is float32 or float16). All others are dequantized.
         dtype: the type of floating-point parameters, and of the scales and biases of quantized
             ones.
 
@@ -108,9 +106,10 @@ def build_model(
         rows = file.raw(tensor)
         if config["model_type"] == "llama":
             rows = _unpermute(file, rows, name, config)
-        if keep_quantized and tensor.type in _KEPT_BITS and name.endswith(".weight"):
+        bits = packed_bits(tensor.type, dtype) if keep_quantized else None
+        if bits is not None and name.endswith(".weight"):
             module = name.removesuffix(".weight")
-            kept[module] = _KEPT_BITS[tensor.type]
+            kept[module] = bits
             packed, scales, biases = pack_affine(rows, tensor.type)
             new = {name: packed}
             new[f"{module}.scales"] = scales.astype(dtype)
@@ -125,40 +124,6 @@ def build_model(
         done += tensor.n_bytes
     on_progress(Loading("loading weights", total, total))
     return _assemble(file, config, weights, kept), config
-
-
-def pack_affine(
-    rows: npt.NDArray[np.uint8], type_: GGMLType
-) -> tuple[mx.array, mx.array, mx.array]:
-    """Converts Q4_0, Q4_1 or Q8_0 blocks, ``[rows, bytes]``, to MLX's weights, scales and biases.
-
-    The conversion is exact. A weight is ``scale * q + bias``. The scale and Q4_1's bias are the
-    block's float16 numbers. The bias of Q4_0 (-8 scales) and of Q8_0 (-128 scales) is the scale
-    times a power of two. As Q8_0's bias can exceed float16's range, scales and biases are float32.
-    """
-    n = rows.shape[0]
-    if type_ == GGMLType.Q8_0:
-        blocks = rows.reshape(n, -1, 2 + _GROUP)
-        scales = _float16_at(blocks, 0)
-        biases = -128.0 * scales
-        # Two's complement to offset binary: int8 q as uint8 q + 128.
-        codes = blocks[..., 2:] ^ 0x80
-    else:
-        header = 2 if type_ == GGMLType.Q4_0 else 4
-        blocks = rows.reshape(n, -1, header + _GROUP // 2)
-        scales = _float16_at(blocks, 0)
-        biases = -8.0 * scales if type_ == GGMLType.Q4_0 else _float16_at(blocks, 2)
-        # In GGML, low nibbles are weights 0-15, high ones 16-31. In MLX, a byte has two neighbours.
-        packed = blocks[..., header:]
-        nibbles = np.concatenate([packed & 0x0F, packed >> 4], axis=-1)
-        codes = nibbles[..., 0::2] | nibbles[..., 1::2] << 4
-    words = np.ascontiguousarray(codes).reshape(n, -1).view("<u4")
-    return mx.array(words), mx.array(scales), mx.array(biases)
-
-
-def _float16_at(blocks: npt.NDArray[np.uint8], byte: int) -> npt.NDArray[np.float32]:
-    field = np.ascontiguousarray(blocks[..., byte : byte + 2])
-    return field.view("<f2")[..., 0].astype(np.float32)
 
 
 def _named_tensors(file: GGUFFile, config: dict[str, Any]) -> Iterator[tuple[GGUFTensor, str]]:
@@ -246,7 +211,7 @@ def _assemble(
     weights = model.sanitize(weights)
 
     def quantization(path: str, _: Module) -> bool | dict[str, int]:
-        return {"group_size": _GROUP, "bits": kept[path]} if path in kept else False
+        return {"group_size": GROUP, "bits": kept[path]} if path in kept else False
 
     if kept:
         quantize(model, class_predicate=quantization)

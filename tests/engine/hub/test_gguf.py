@@ -17,8 +17,9 @@ from support.models import default_model_path, write_tiny_gguf
 from support.tiny import TinyKind, tiny_config, tiny_model
 
 from chairlift.engine.errors import ModelError, UnsupportedModel
+from chairlift.engine.hub.gguf.affine import pack_affine, packed_bits
 from chairlift.engine.hub.gguf.file import GGUFFile
-from chairlift.engine.hub.gguf.model import build_model, own_dtype, pack_affine
+from chairlift.engine.hub.gguf.model import build_model, own_dtype
 
 KINDS: list[TinyKind] = ["llama", "qwen2", "qwen3", "gemma3"]
 PACKABLE = [GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q8_0]
@@ -76,6 +77,22 @@ def test_packing_is_exact(type_: GGMLType) -> None:
     expected = gguf.dequantize(blocks, type_)
     np.testing.assert_allclose(dequantized, expected, rtol=1e-6, atol=1e-6)
     assert np.array(scales.astype(mx.float16).astype(mx.float32)).tolist() == scales.tolist()
+
+
+@pytest.mark.parametrize(("type_", "size"), [(GGMLType.Q4_K, 144), (GGMLType.Q5_K, 176)])
+def test_packing_of_k_quants_is_exact_in_float32(type_: GGMLType, size: int) -> None:
+    rng = np.random.default_rng(1)
+    blocks = rng.integers(0, 256, (24, 3, size)).astype(np.uint8)
+    numbers = (rng.normal(size=(24, 3, 2)) * 0.01).astype(np.float16)
+    blocks[..., :4] = numbers.view(np.uint8)
+    blocks = blocks.reshape(24, -1)
+    bits = packed_bits(type_, mx.float32)
+    assert bits is not None
+    assert packed_bits(type_, mx.float16) is None
+    packed, scales, biases = pack_affine(blocks, type_)
+    dequantized = np.array(mx.dequantize(packed, scales, biases, group_size=32, bits=bits))
+    expected = gguf.dequantize(blocks, type_)
+    np.testing.assert_allclose(dequantized, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_llama3_frequency_factors_become_a_rope_scaling(tmp_path: Path) -> None:
