@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from chairlift.engine.cpu.compiled.compiled_code import cached
+from chairlift.engine.device.compiled_code import cached
 
 
 class Function(NamedTuple):

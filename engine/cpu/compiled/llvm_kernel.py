@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import functools
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from chairlift.engine.cpu.compiled import (
@@ -23,6 +24,7 @@ from chairlift.engine.cpu.compiled import (
 from chairlift.engine.cpu.compiled.host_compiler import Function, host_compiler
 from chairlift.engine.cpu.compiled.llvm_attention import WIDE
 from chairlift.engine.cpu.compiled.llvm_panels import Registers, groups, panels
+from chairlift.engine.cpu.compiled.llvm_tiles import tile
 
 
 class Kernel(NamedTuple):
@@ -107,9 +109,9 @@ def _source(registers: Registers) -> str:
         "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)",
     ]
     for kind in ("float", "bfloat", *llvm_quantized.BITS):
-        tile = llvm_quantized.tile if kind in llvm_quantized.BITS else _tile
+        make = llvm_quantized.quantized_tile if kind in llvm_quantized.BITS else _tile
         counts = range(1, registers.tokens_of(kind) + 1)
-        parts += [tile(kind, registers.lanes, tokens) for tokens in counts]
+        parts += [make(kind, registers.lanes, tokens) for tokens in counts]
         parts += [panels(kind, registers), groups(kind, registers)]
     parts += [llvm_quantized.expand(kind, registers.lanes) for kind in llvm_quantized.BITS]
     for attention in (llvm_attention, llvm_row_attention):
@@ -119,39 +121,28 @@ def _source(registers: Registers) -> str:
 
 
 def _tile(kind: str, lanes: int, tokens: int) -> str:
-    """A function that adds a block of inputs to the sums of some tokens and one panel.
+    """A tile of float32 or bfloat16 weights.
 
-    The weights of an input are ``step`` numbers after those of the input before. With bfloat16,
-    which only panels have, the next panel is prefetched while this one is multiplied.
+    Those of an input are ``step`` numbers after those of the input before. With bfloat16, which
+    only panels have, the next panel is prefetched while this one is multiplied.
     """
+    end = [
+        "%next = add i64 %i, 1",
+        "%more = icmp ult i64 %next, %count",
+        "br i1 %more, label %loop, label %end",
+        "end:",
+    ]
+    return tile(kind, lanes, tokens, partial(_inputs, kind, lanes), end)
+
+
+def _inputs(kind: str, lanes: int, sums: Sequence[str]) -> list[str]:
+    """See ``begin`` of ``tile``."""
     vector, integers = f"<{lanes} x float>", f"<{lanes} x i32>"
     loaded = vector if kind == "float" else f"<{lanes} x i16>"
     shifts = ", ".join(["i32 16"] * lanes)
-    sums = [(token, wide) for token in range(tokens) for wide in range(WIDE)]
-    lines = [
-        f"define internal void @{kind}_{tokens}(ptr %w, ptr %x, ptr %y, i64 %inputs, "
-        "i64 %count, i64 %stride, i64 %step, i1 %first) {",
-        "entry:",
-    ]
-    for token in range(tokens):
-        lines += [
-            f"%xo{token} = mul i64 %inputs, {token}",
-            f"%x{token} = getelementptr float, ptr %x, i64 %xo{token}",
-            f"%yo{token} = mul i64 %stride, {token}",
-            f"%y{token} = getelementptr float, ptr %y, i64 %yo{token}",
-        ]
-    for token, wide in sums:
-        name = f"{token}_{wide}"
-        lines += [
-            f"%p{name} = getelementptr {vector}, ptr %y{token}, i64 {wide}",
-            f"%l{name} = load {vector}, ptr %p{name}, align 4",
-            f"%b{name} = select i1 %first, {vector} zeroinitializer, {vector} %l{name}",
-        ]
-    lines += ["br label %loop", "loop:", "%i = phi i64 [0, %entry], [%next, %loop]"]
-    for token, wide in sums:
-        name = f"{token}_{wide}"
-        lines.append(f"%s{name} = phi {vector} [%b{name}, %entry], [%n{name}, %loop]")
     element = "float" if kind == "float" else "i16"
+    lines = ["br label %loop", "loop:", "%i = phi i64 [0, %entry], [%next, %loop]"]
+    lines += [f"%s{name} = phi {vector} [%b{name}, %entry], [%n{name}, %loop]" for name in sums]
     lines += ["%at = mul i64 %i, %step", f"%wi = getelementptr {element}, ptr %w, i64 %at"]
     if kind == "bfloat":
         lines += [
@@ -170,27 +161,4 @@ def _tile(kind: str, lanes: int, tokens: int) -> str:
             f"%u{wide} = shl {integers} %e{wide}, <{shifts}>",
             f"%w{wide} = bitcast {integers} %u{wide} to {vector}",
         ]
-    for token in range(tokens):
-        lines += [
-            f"%xp{token} = getelementptr float, ptr %x{token}, i64 %i",
-            f"%v{token} = load float, ptr %xp{token}, align 4",
-            f"%o{token} = insertelement {vector} poison, float %v{token}, i32 0",
-            f"%a{token} = shufflevector {vector} %o{token}, {vector} poison, "
-            f"{integers} zeroinitializer",
-        ]
-    for token, wide in sums:
-        name = f"{token}_{wide}"
-        lines.append(
-            f"%n{name} = call {vector} @llvm.fma.v{lanes}f32({vector} %a{token}, "
-            f"{vector} %w{wide}, {vector} %s{name})"
-        )
-    lines += [
-        "%next = add i64 %i, 1",
-        "%more = icmp ult i64 %next, %count",
-        "br i1 %more, label %loop, label %end",
-        "end:",
-    ]
-    for token, wide in sums:
-        name = f"{token}_{wide}"
-        lines.append(f"store {vector} %n{name}, ptr %p{name}, align 4")
-    return "\n".join([*lines, "ret void", "}"])
+    return lines

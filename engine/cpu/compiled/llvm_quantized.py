@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from chairlift.engine.cpu.compiled.llvm_attention import WIDE
+from chairlift.engine.cpu.compiled.llvm_tiles import tile
 
 # The bits of a code, by kind.
 BITS = {"nibble": 4, "byte": 8}
@@ -139,48 +140,10 @@ def _ends(kind: str, lanes: int) -> list[str]:
     ]
 
 
-def tile(kind: str, lanes: int, tokens: int) -> str:
-    """A function that adds a block of inputs to the sums of some tokens and one panel.
+def quantized_tile(kind: str, lanes: int, tokens: int) -> str:
+    """A tile of quantized weights; ``step`` is the size of a record, then come a group's inputs."""
 
-    Its arguments are those of the tiles of ``llvm_kernel``, but ``step`` is the size of a record,
-    and then the inputs of a group.
-    """
-    vector = f"<{lanes} x float>"
-    names = [f"{token}_{wide}" for token in range(tokens) for wide in range(WIDE)]
-    lines = [
-        f"define internal void @{kind}_{tokens}(ptr %w, ptr %x, ptr %y, i64 %inputs, "
-        "i64 %count, i64 %stride, i64 %step, i1 %first, i64 %group) {",
-        "entry:",
-    ]
-    for token in range(tokens):
-        lines += [
-            f"%xo{token} = mul i64 %inputs, {token}",
-            f"%x{token} = getelementptr float, ptr %x, i64 %xo{token}",
-            f"%yo{token} = mul i64 %stride, {token}",
-            f"%y{token} = getelementptr float, ptr %y, i64 %yo{token}",
-        ]
-    for name in names:
-        row, place = name.split("_")
-        lines += [
-            f"%p{name} = getelementptr {vector}, ptr %y{row}, i64 {place}",
-            f"%l{name} = load {vector}, ptr %p{name}, align 4",
-            f"%b{name} = select i1 %first, {vector} zeroinitializer, {vector} %l{name}",
-        ]
-    lines += [*_groups(lanes, names), *_inputs(kind, lanes, names)]
-    for token in range(tokens):
-        lines += [
-            f"%xp{token} = getelementptr float, ptr %x{token}, i64 %i",
-            f"%v{token} = load float, ptr %xp{token}, align 4",
-            f"%o{token} = insertelement {vector} poison, float %v{token}, i32 0",
-            f"%a{token} = shufflevector {vector} %o{token}, {vector} poison, "
-            f"<{lanes} x i32> zeroinitializer",
-        ]
-    for name in names:
-        row, place = name.split("_")
-        lines.append(
-            f"%n{name} = call {vector} @llvm.fma.v{lanes}f32({vector} %a{row}, "
-            f"{vector} %w{place}, {vector} %s{name})"
-        )
-    lines += _ends(kind, lanes)
-    lines += [f"store {vector} %n{name}, ptr %p{name}, align 4" for name in names]
-    return "\n".join([*lines, "ret void", "}"])
+    def begin(sums: Sequence[str]) -> list[str]:
+        return [*_groups(lanes, sums), *_inputs(kind, lanes, sums)]
+
+    return tile(kind, lanes, tokens, begin, _ends(kind, lanes), more=", i64 %group")

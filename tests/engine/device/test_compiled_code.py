@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from chairlift.engine.cpu.compiled.compiled_code import cached
+from chairlift.engine.device.compiled_code import cached
 
 
 class Compiler:
