@@ -48,11 +48,7 @@ class PagePlanner:
         self.moved = 0
         # The numbers of all pages of cached prefixes that these sequences have.
         self._prefixes: set[int] = set()
-        ends = [s.max_total_tokens - 1 for s in decode]
-        later = [
-            length if length > end else min(length + PAGE_TOKENS, end)
-            for length, end in zip(lengths, ends, strict=True)
-        ]
+        later = [_later(s, length) for s, length in zip(decode, lengths, strict=True)]
         shared = self._shared(decode)
         needed = [length + drafted for length in lengths]
         self._needed = list(map(add, self._memory.rows(needed), shared))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
@@ -26,9 +28,7 @@ class CompiledExperts:
     def __init__(self, weights: mx.array) -> None:
         kernel = llvm_kernel.compiled()
         assert kernel is not None
-        self._experts, self._outputs, self._inputs = weights.shape
-        self._panels = -(-self._outputs // kernel.outputs)
-        self._stride = self._panels * kernel.outputs
+        self._set_shape(weights.shape, kernel.outputs)
         numbers = view(weights)
         narrow = not any(np.any(one.view(np.uint32) & np.uint32(0xFFFF)) for one in numbers)
         self._multiply = kernel.bfloat16_groups if narrow else kernel.float32_groups
@@ -41,6 +41,12 @@ class CompiledExperts:
         for one, place in zip(numbers, panels, strict=True):
             bits = (one.view(np.uint32) >> 16).astype(np.uint16) if narrow else one
             place[:] = in_panels(bits, self._panels, kernel.outputs)
+
+    def _set_shape(self, shape: Sequence[int], width: int) -> None:
+        """Sets the experts, outputs and inputs of the weights, and the outputs of a panel."""
+        self._experts, self._outputs, self._inputs = shape
+        self._panels = -(-self._outputs // width)
+        self._stride = self._panels * width
 
     def __call__(self, x: Floats, groups: NDArray[np.int64]) -> Floats:
         """Multiplies each token by its expert's weights.

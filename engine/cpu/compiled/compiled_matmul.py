@@ -35,18 +35,21 @@ class CompiledMatrix:
         kernel = llvm_kernel.compiled()
         assert kernel is not None
         stacked: Floats = np.concatenate([view(weight) for weight in weights])
-        self.stops = list(accumulate((len(weight) for weight in weights), initial=0))
-        outputs, self._inputs = stacked.shape
-        self._panels = -(-outputs // kernel.outputs)
-        self._stride = self._panels * kernel.outputs
+        self._set_shape([len(weight) for weight in weights], stacked.shape[1], kernel.outputs)
         bits = stacked.view(np.uint32)
         narrow = not np.any(bits & np.uint32(0xFFFF))
         self._multiply = kernel.bfloat16 if narrow else kernel.float32
         numbers = (bits >> 16).astype(np.uint16) if narrow else stacked
         self._packed = in_panels(numbers, self._panels, kernel.outputs)
-        self._is_shared = stacked.size >= MIN_SHARED
         # The function's further arguments.
         self._more: tuple[int, ...] = ()
+
+    def _set_shape(self, outputs: Sequence[int], inputs: int, width: int) -> None:
+        """Sets the outputs of each layer, the inputs, and the outputs of a panel."""
+        self.stops, self._inputs = list(accumulate(outputs, initial=0)), inputs
+        self._panels = -(-self.stops[-1] // width)
+        self._stride = self._panels * width
+        self._is_shared = self.stops[-1] * inputs >= MIN_SHARED
 
     def __call__(self, x: Floats) -> Floats:
         """See ``Matrix``."""

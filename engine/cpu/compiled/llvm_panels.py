@@ -90,10 +90,10 @@ def _panel(
         loops = f"""
   %is_few = icmp ule i64 %tokens, {few}
   br i1 %is_few, label %few, label %many
-{_tokens("few", "", kind, registers.quantized, "%wb", f"%record{_GROUP}")}
+{_tokens("few", "", kind, registers.quantized, "%wb", "%record", _GROUP)}
 {_tokens("many", llvm_quantized.call_expand(kind), "float", most, "%buffer", str(outputs))}"""
     else:
-        begin, size_of = "", partial("{2} = mul i64 {1}, {0}".format, outputs)
+        begin, size_of = "", partial(_size_of, outputs)
         loops = f"""
   br label %all
 {_tokens("all", "", kind, most, "%wb", str(outputs))}"""
@@ -122,7 +122,14 @@ block_end:
 """
 
 
-def _tokens(label: str, begin: str, kind: str, most: int, weights: str, step: str) -> str:
+def _size_of(outputs: int, inputs: str, name: str) -> str:
+    """Computes the numbers of some inputs in a panel."""
+    return f"{name} = mul i64 {inputs}, {outputs}"
+
+
+def _tokens(
+    label: str, begin: str, kind: str, most: int, weights: str, step: str, more: str = ""
+) -> str:
     """Multiplies all tokens by a block of a panel; goes to ``%block_end``.
 
     The tokens are divided evenly: a small tile takes nearly as long as a large one.
@@ -132,10 +139,8 @@ def _tokens(label: str, begin: str, kind: str, most: int, weights: str, step: st
         begin: comes first.
         kind, most: those of the tiles.
         weights: the variable with the block's address.
-        step: the tiles' argument, and those behind the last.
+        step, more: the tiles' arguments.
     """
-    step, _, more = step.partition(",")
-    more = f",{more}" if more else ""
     v = f"%{label}."
     tiles = "\n".join(
         f"{label}{tokens}:\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -13,7 +12,6 @@ from numpy.typing import NDArray
 from chairlift.engine.cpu.compiled import llvm_kernel
 from chairlift.engine.cpu.compiled.compiled_experts import CompiledExperts
 from chairlift.engine.cpu.compiled.compiled_matmul import CompiledMatrix
-from chairlift.engine.cpu.compiled.jobs import MIN_SHARED
 from chairlift.engine.cpu.compiled.llvm_kernel import Kernel
 from chairlift.engine.cpu.compiled.llvm_quantized import BITS, record_bytes
 from chairlift.engine.cpu.views import aligned, view
@@ -125,14 +123,11 @@ class QuantizedMatrix(CompiledMatrix):
 
     def __init__(self, weights: Sequence[Quantized]) -> None:
         kernel, weight = _kernel(), Quantized.joined(weights)
-        self.stops = list(accumulate((one.shape[0] for one in weights), initial=0))
-        outputs, self._inputs = weight.shape
+        outputs = [one.shape[0] for one in weights]
+        self._set_shape(outputs, weight.shape[1], kernel.outputs)
         self._multiply = kernel.nibble if weight.kind == "nibble" else kernel.byte
         self._more = (weight.group,)
-        self._panels = -(-outputs // kernel.outputs)
-        self._stride = self._panels * kernel.outputs
         self._packed = weight.packed()
-        self._is_shared = outputs * self._inputs >= MIN_SHARED
 
 
 class QuantizedExperts(CompiledExperts):
@@ -144,11 +139,9 @@ class QuantizedExperts(CompiledExperts):
 
     def __init__(self, weight: Quantized) -> None:
         kernel = _kernel()
-        self._experts, self._outputs, self._inputs = weight.shape
+        self._set_shape(weight.shape, kernel.outputs)
         self._multiply = kernel.nibble_groups if weight.kind == "nibble" else kernel.byte_groups
         self._more = (weight.group,)
-        self._panels = -(-self._outputs // kernel.outputs)
-        self._stride = self._panels * kernel.outputs
         self._packed = weight.packed().reshape(-1)
 
 
