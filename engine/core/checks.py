@@ -13,7 +13,10 @@ from itertools import pairwise
 
 import numpy as np
 
+from chairlift.engine.errors import RequestError
 from chairlift.engine.messages import MAX_TOP_LOGPROBS, SamplingParams, Submit
+from chairlift.engine.model.vision.prompt_images import PromptImages
+from chairlift.scheduler.limits import Limits
 
 # The largest number that is added to logits or multiplied with them: far below float32's limit.
 MAX_REAL = 1e6
@@ -44,6 +47,33 @@ def check_submit(request: Submit, vocabulary: int) -> None:
     if request.prompt_logprobs is not None:
         _check_integer("prompt_logprobs", request.prompt_logprobs, 0, MAX_TOP_LOGPROBS + 1)
     check_params(request.params, vocabulary)
+
+
+def check_uncut(request: Submit, images: PromptImages | None, limits: Limits) -> tuple[range, ...]:
+    """The prompt tokens of a request that have to be in one chunk.
+
+    Args:
+        images: those of the request; None: it has none.
+
+    Raises:
+        RequestError: there are more of them than a step computes beside all rows; or they are the
+            whole prompt, whose tokens then have no log-probabilities.
+    """
+    if images is None or not images.uncut:
+        return ()
+    most = limits.max_step_tokens - limits.max_rows
+    is_prompt = images.uncut == (range(len(request.prompt)),)
+    if request.prompt_logprobs is not None:
+        if is_prompt:
+            raise RequestError("prompt_logprobs: in this model, a token sees those behind it")
+        most = min(most, limits.max_scored)
+    if (longest := max(map(len, images.uncut))) > most:
+        whole = "the prompt" if is_prompt else "an image"
+        raise RequestError(
+            f"{whole} has {longest} tokens, which have to be in one step, and a step computes "
+            f"{most} (--max-step-tokens)"
+        )
+    return images.uncut
 
 
 def _check_images(request: Submit) -> None:

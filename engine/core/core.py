@@ -11,7 +11,7 @@ from chairlift.cache.pages.batch import PagedBatch
 from chairlift.cache.store.store import PrefixStore
 from chairlift.cache.swap.swap import Swap
 from chairlift.engine.core.background import Background, GrammarWork, ImageWork, SwapWork
-from chairlift.engine.core.checks import check_submit
+from chairlift.engine.core.checks import check_submit, check_uncut
 from chairlift.engine.core.decode import DecodeBatch
 from chairlift.engine.core.outputs import Outputs
 from chairlift.engine.core.pipeline import LaunchOrder, Pipeline
@@ -22,7 +22,7 @@ from chairlift.engine.core.prompt_outputs import PromptOutputs
 from chairlift.engine.core.requests import Requests
 from chairlift.engine.core.stats import PhaseTimer, StepRecorder
 from chairlift.engine.device.buffers import BufferCache
-from chairlift.engine.errors import RequestError
+from chairlift.engine.device.dispatch import CallerDispatch, Dispatcher
 from chairlift.engine.grammar.compiler import Compiler
 from chairlift.engine.grammar.constraints import Constraints
 from chairlift.engine.grammar.pending import Grammars
@@ -73,6 +73,7 @@ class EngineCore:
         prefix_drafts: continuations in the prefix cache are proposed first.
         draft_model: proposes where these have nothing; None: no draft model.
         buffers: MLX's cache of buffers; None: it has no limit.
+        dispatcher: dispatches steps over pages; None: this thread does.
         image_bytes: memory for the embeddings of images.
     """
 
@@ -90,6 +91,7 @@ class EngineCore:
         prefix_drafts: bool = False,
         draft_model: PreparedModel | None = None,
         buffers: BufferCache | None = None,
+        dispatcher: Dispatcher | None = None,
         image_bytes: int = IMAGE_BYTES,
     ) -> None:
         self._buffers = buffers
@@ -101,7 +103,7 @@ class EngineCore:
         self.requests = Requests(model.vocabulary, model.adapters)
         prompts_only = model.vision is not None and model.vision.windows_replies
         self.prefixes = PrefixCache(model.kinds, prefix_bytes, store, prompts_only)
-        make_cache = model.caches(limits, prefix_bytes, self.prefixes.drop_one)
+        make_cache = model.caches(limits, prefix_bytes, self._reclaim)
         self.swap: Swap[Sequence] = Swap(model.kinds, 0) if swap is None else swap
         self.grammars = Grammars(compiler)
         self.images = ImageEncoder(model.vision, image_bytes)
@@ -137,7 +139,9 @@ class EngineCore:
         self.pipeline = Pipeline(
             *(model, self.batch, self.prefill, self.prompt_outputs, self.prefixes, self.swap),
             *(constraints, self._recorder, self._learn, self.images),
+            dispatcher or CallerDispatch(),
         )
+        model.forward.settle = self.pipeline.settle
         drafter = None
         if draft_model is not None:
             drafter = DraftModel(
@@ -178,12 +182,14 @@ class EngineCore:
 
     def submit(self, request: Submit) -> None:
         """Queues a request. If that fails, only this request ends with an error."""
+        self.pipeline.settle()
         try:
             self.grammars.begin(request)
             if request.images:
                 check_submit(request, self.requests.vocabulary)
             self.images.begin(request.request_id, request.prompt, request.images)
-            sequences = self.requests.add(request, self._uncut(request))
+            uncut = check_uncut(request, self.images.of(request.request_id), self.limits)
+            sequences = self.requests.add(request, uncut)
         except Exception as error:  # of any type: the cause is this request
             self.grammars.drop(request.request_id)
             self.images.drop(request.request_id)
@@ -197,31 +203,6 @@ class EngineCore:
         self._journal.submitted(request, self._is_awaited(sequences[0]))
         for sequence in sequences:
             self.scheduler.add(sequence)
-
-    def _uncut(self, request: Submit) -> tuple[range, ...]:
-        """The prompt tokens of a request that have to be in one chunk.
-
-        Raises:
-            RequestError: there are more of them than a step computes beside all rows; or they are
-                the whole prompt, whose tokens then have no log-probabilities.
-        """
-        images = self.images.of(request.request_id)
-        if images is None or not images.uncut:
-            return ()
-        limits = self.scheduler.limits
-        most = limits.max_step_tokens - limits.max_rows
-        is_prompt = images.uncut == (range(len(request.prompt)),)
-        if request.prompt_logprobs is not None:
-            if is_prompt:
-                raise RequestError("prompt_logprobs: in this model, a token sees those behind it")
-            most = min(most, limits.max_scored)
-        if (longest := max(map(len, images.uncut))) > most:
-            whole = "the prompt" if is_prompt else "an image"
-            raise RequestError(
-                f"{whole} has {longest} tokens, which have to be in one step, and a step computes "
-                f"{most} (--max-step-tokens)"
-            )
-        return images.uncut
 
     def compile(self) -> None:
         """Compiles steps in advance, so that none is slower than the others."""
@@ -239,6 +220,7 @@ class EngineCore:
 
     def close(self, timeout: float) -> None:
         """Ends background work and saves what outlives the process, within ``timeout`` seconds."""
+        self.pipeline.settle()
         # Prefixes come last, because saving them may take all of the time.
         for work in reversed(self._background):
             work.close(timeout)
@@ -256,6 +238,7 @@ class EngineCore:
 
     def load_adapter(self, message: LoadAdapter) -> AdapterLoaded | AdapterFailed:
         """Loads a LoRA adapter. If that fails, nothing has changed."""
+        self.pipeline.settle()
         try:
             files = self.adapters.load(message.key, Path(message.path), message.digest)
         except Exception as error:  # of any type: the cause is this adapter
@@ -268,6 +251,7 @@ class EngineCore:
         if self.requests.uses(key):
             log.error("the adapter %s is in use and stays loaded", key)
         else:
+            self.pipeline.settle()
             self.adapters.unload(key)
 
     def step(self) -> StepOutput:
@@ -286,6 +270,8 @@ class EngineCore:
         previous = self.pipeline.finish_previous(timer)
         outputs += self.outputs.read(previous)
         self.speculator.probe(self.scheduler.running, self.scheduler.choose_drafts)
+        if plan.preempted:
+            self.pipeline.settle()
         self.swap.settle()
         if self._buffers is not None:
             self._buffers.trim()
@@ -329,6 +315,8 @@ class EngineCore:
 
     def _collect(self) -> None:
         """Passes the results of finished background work to the scheduler."""
+        if any(work.due for work in self._background):
+            self.pipeline.settle()
         for work in self._background:
             blocked, ready, failed = work.collect()
             self._journal.ready(ready)
@@ -337,6 +325,11 @@ class EngineCore:
             for request_id, error in failed.items():
                 for sequence in self.scheduler.sequences_of(request_id):
                     self.outputs.fail(sequence, error)
+
+    def _reclaim(self) -> bool:
+        """Drops a cached prefix, which may go to disk; returns whether there was one."""
+        self.pipeline.settle()
+        return self.prefixes.drop_one()
 
     def _learn(self, work: Work, seconds: float) -> None:
         self.scheduler.learn(work, seconds)

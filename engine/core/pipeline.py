@@ -22,6 +22,7 @@ from chairlift.engine.core.prepared_model import PreparedModel
 from chairlift.engine.core.prompt_outputs import PromptOutputs
 from chairlift.engine.core.stats import PhaseTimer, StepRecorder
 from chairlift.engine.core.step import Step
+from chairlift.engine.device.dispatch import CallerDispatch, Dispatcher
 from chairlift.engine.grammar.constraints import Constraints
 from chairlift.engine.model.drafted import DraftedBand
 from chairlift.engine.model.lora_routing import Slot
@@ -31,6 +32,9 @@ from chairlift.scheduler.plan import NO_WORK, Plan
 from chairlift.scheduler.sequence import Sequence
 
 
+_IN_CALLER = CallerDispatch()
+
+
 class LaunchOrder(Enum):
     """The order of building, dispatching, and waiting for the previous step."""
 
@@ -38,7 +42,7 @@ class LaunchOrder(Enum):
     EAGER = "eager"
     # Build, wait, dispatch: MLX writes in place only to buffers that nothing else references.
     SEQUENTIAL = "sequential"
-    # Build, dispatch, wait: kernels write pages without MLX.
+    # Build, dispatch, wait: kernels write pages without MLX. Another thread may dispatch.
     QUEUED = "queued"
 
 
@@ -46,7 +50,8 @@ class Pipeline:
     """Launches steps, and keeps the running one.
 
     For each step, call ``launch(plan)``, then ``finish_previous()``. A plan with drafts needs the
-    tokens of the step before: call ``finish_running()`` before it is made.
+    tokens of the step before: call ``finish_running()`` before it is made. Call ``settle()`` before
+    anything else that evaluates arrays.
 
     Attributes:
         learn: called once for each step with its work and the seconds that it took. Settable.
@@ -64,6 +69,7 @@ class Pipeline:
         recorder: StepRecorder,
         learn: Callable[[Work, float], None],
         images: ImageEncoder,
+        dispatcher: Dispatcher,
     ) -> None:
         self.forward = model.forward
         self._adapters = model.adapters
@@ -85,6 +91,8 @@ class Pipeline:
             LaunchOrder.SEQUENTIAL: self._launch_sequential,
             LaunchOrder.QUEUED: self._launch_queued,
         }[self.order]
+        queued = self.order is LaunchOrder.QUEUED
+        self._dispatcher = dispatcher if queued else _IN_CALLER
         # The step whose tokens are read next, and the step launched after it.
         self.running = Step()
         self._launched = Step()
@@ -108,6 +116,7 @@ class Pipeline:
             The result of ``work``.
         """
         timer.end("schedule")
+        self.settle()
         self._wait(timer)
         result = work()
         self._computed_at = time.monotonic()
@@ -125,6 +134,7 @@ class Pipeline:
     def finish_running(self, timer: PhaseTimer) -> Step:
         """Waits for the launched step, and returns it; afterwards no step is running."""
         timer.end("launch")
+        self.settle()
         self._wait(timer)
         running, self.running = self.running, Step()
         return running
@@ -141,13 +151,18 @@ class Pipeline:
         return self._dispatch(step, timer)
 
     def _launch_queued(self, plan: Plan, timer: PhaseTimer) -> Step:
+        if not self._only_builds(plan):
+            self.settle()
         step = self._build(plan)
         timer.end("launch")
         return self._dispatch(step, timer)
 
     def _dispatch(self, step: Step, timer: PhaseTimer) -> Step:
         """Dispatches a step. A step with constrained rows is sampled once their masks are known."""
-        step.dispatch()
+        # The host reads a step with drafts at once, and samples one with constraints.
+        waits = step.drafts or step.logits is not None
+        self.settle()
+        step.dispatch(_IN_CALLER if waits else self._dispatcher)
         if step.logits is not None:
             timer.end("launch")
             self._wait(timer)
@@ -155,6 +170,20 @@ class Pipeline:
             timer.end("mask")
             step.sample(self._batch.sample(step.logits, step.drafts, masks))
         return step
+
+    def settle(self) -> None:
+        """Waits until the launched step is dispatched; see ``Dispatcher.settle``."""
+        self._dispatcher.settle()
+
+    def _only_builds(self, plan: Plan) -> bool:
+        """Whether nothing is evaluated while this plan's step is built.
+
+        Then it may be built while the step before is still being dispatched. Prompts and rows that
+        join may copy pages, and prefixes that are kept may send others to disk.
+        """
+        changes = plan.chunks or plan.joins or plan.ends or plan.preempted or plan.drafts
+        keeps = plan.leaves and self._prefixes.active
+        return not (changes or keeps or self._batch.joining)
 
     def _wait(self, timer: PhaseTimer) -> None:
         """Waits until the running step is computed.
@@ -270,7 +299,9 @@ class Pipeline:
         """Changes the batch's rows to a plan's; returns arrays to evaluate before the dispatch."""
         batch = self._batch
         arrays = [*self._prefixes.take_pending(), *self._swap.pending]
-        mx.async_eval(arrays)
+        if arrays:
+            self.settle()
+            mx.async_eval(arrays)
         if plan.capacities != batch.capacities:
             # Wait first: pending copies keep the old buffers of all layers in memory.
             mx.eval(arrays)

@@ -23,6 +23,7 @@ from chairlift.engine.core.prepared_model import PreparedModel, prepare_model
 from chairlift.engine.core.warm import warm_model
 from chairlift.engine.cpu.kernels import keeps_quantized
 from chairlift.engine.device import memory, profile
+from chairlift.engine.device.dispatch import Dispatcher, make_dispatcher
 from chairlift.engine.device.impossible import check_model_settings, check_settings
 from chairlift.engine.device.limits import build_limits
 from chairlift.engine.errors import ModelError
@@ -57,6 +58,7 @@ def start_core(
         ModelError: the model cannot be loaded or served, or does not fit the limits.
     """
     check_settings(config, profile.current())
+    dispatcher = make_dispatcher(ranks.size)
     if config.tensor_parallel_size != ranks.size:
         raise ModelError("tensor parallelism needs an engine in a process of its own")
     part = ranks.sharing / ranks.size
@@ -69,7 +71,7 @@ def start_core(
             keeps_quantized if ranks.size == 1 else lambda size: False,
         )
     )
-    return serve_loaded(config, loaded, on_progress, source, ranks, background)
+    return serve_loaded(config, loaded, on_progress, source, ranks, background, dispatcher)
 
 
 def serve_loaded(
@@ -79,6 +81,7 @@ def serve_loaded(
     source: ModelSource | None = None,
     ranks: Ranks = ALONE,
     background: Seq[Background] = (),
+    dispatcher: Dispatcher | None = None,
 ) -> tuple[EngineCore, ModelInfo]:
     """Builds a core for a loaded model; prefixes on disk and grammars need its ``source``."""
     on_progress(Loading("first step"))
@@ -147,6 +150,7 @@ def serve_loaded(
         prefix_drafts=config.speculative is not None and config.speculative.method == "ngram",
         draft_model=None if draft_model is None else draft_model.prepared,
         buffers=buffers,
+        dispatcher=dispatcher,
     )
     core.compile()
     return core, info

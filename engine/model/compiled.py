@@ -58,11 +58,15 @@ class CompiledSteps:
 
     Args:
         call: calls the model.
+        settle: called before a step that is not only built; see ``Forward.settle``.
         routing: the adapters of the tokens; None for steps without adapters.
     """
 
-    def __init__(self, call: ModelCall, routing: Routing | None = None) -> None:
+    def __init__(
+        self, call: ModelCall, settle: Callable[[], None], routing: Routing | None = None
+    ) -> None:
         self._model = call
+        self._settle = settle
         self._routing = routing
         self._call: Callable[..., Any] = mx.compile(self._traced)
         self._step: PagedStep | None = None
@@ -87,13 +91,17 @@ class CompiledSteps:
             Logits ``[positions, vocabulary]``.
         """
         if self._gives_up or not self._is_steady(step, positions):
+            self._settle()
             return self._plain(step, tokens, positions)
+        if not self._checked:
+            self._settle()
         compiled = _TRIAL.attempt(lambda: self._compiled(step, tokens, positions))
         if compiled is not None and (
             self._checked or self._is_right(compiled, step, tokens, positions)
         ):
             return compiled
         self._gives_up = True
+        self._settle()
         return self._plain(step, tokens, positions)
 
     def compile(self, step: PagedStep, tokens: mx.array, positions: Positions) -> None:

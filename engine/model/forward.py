@@ -55,6 +55,8 @@ class Forward:
 
     Attributes:
         routing: the adapters of the tokens of each model call.
+        settle: called before something is evaluated while a graph is built; see
+            ``device.dispatch.Dispatcher``. Settable.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Forward:
     ) -> None:
         self._model = model
         self.routing = Routing()
+        self.settle: Callable[[], None] = lambda: None
         self._head = head
         self.packs = packs
         self.splits = splits

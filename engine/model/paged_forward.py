@@ -70,10 +70,11 @@ class PagedForward(Forward):
         self.pads = False
         # Steps whose tokens are computed one by one, and steps with chunks: prompts, or rows with
         # drafts. Each of them without adapters, and with.
-        self._steps = CompiledSteps(self._logits)
-        self._adapted_steps = CompiledSteps(self._logits, self.routing)
-        self._chunk_steps = CompiledSteps(self._logits)
-        self._adapted_chunk_steps = CompiledSteps(self._logits, self.routing)
+        compiled = partial(CompiledSteps, self._logits, lambda: self.settle())
+        self._steps = compiled()
+        self._adapted_steps = compiled(self.routing)
+        self._chunk_steps = compiled()
+        self._adapted_chunk_steps = compiled(self.routing)
 
     def __call__(
         self,
@@ -87,6 +88,8 @@ class PagedForward(Forward):
         rows = cast("list[PagedBatch]", [band for band in bands if len(band)])
         if not rows and not chunks:
             return Outcome(None, {}, {})
+        if self.splits or adapters:
+            self.settle()
         if self.splits and (parts := self._parts_of(chunks)):
             return self._by_part(bands, tokens, chunks, parts, adapters, drafted)
         runs = row_runs(tokens.shape[0], adapters, drafted)

@@ -18,6 +18,7 @@ from chairlift.engine.core.core import EngineCore
 from chairlift.engine.core.prepared_model import prepare_model
 from chairlift.engine.core.start import kv_quantization
 from chairlift.engine.core.warm import warm_model
+from chairlift.engine.device.dispatch import make_dispatcher
 from chairlift.engine.device.limits import build_limits
 from chairlift.engine.device.memory import configure_mlx
 from chairlift.engine.device.profile import current
@@ -104,6 +105,7 @@ class MeasuredModel(NamedTuple):
         makes the proposers of each request.
         """
         config, ranks = replace(self.config, max_rows=rows), self.ranks
+        dispatcher = make_dispatcher(ranks.size)
         geometry, vocabulary, _ = self.probed
         assert config.kv_memory is not None
         limits = build_limits(
@@ -127,6 +129,7 @@ class MeasuredModel(NamedTuple):
             journal=ranks.journal,
             propose=propose,
             buffers=configure_mlx(current()),
+            dispatcher=dispatcher,
         )
         core.compile()
         return core

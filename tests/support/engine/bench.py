@@ -17,6 +17,7 @@ from chairlift.cache.store.store import PrefixStore
 from chairlift.cache.swap.files import SwapFiles
 from chairlift.cache.swap.swap import Swap
 from chairlift.engine.core.core import IMAGE_BYTES
+from chairlift.engine.device.dispatch import Dispatcher
 from chairlift.engine.grammar.compiler import Compiler
 from chairlift.engine.messages import (
     FinishedChoice,
@@ -62,6 +63,7 @@ class Bench:
         prefix_drafts: bool = False,
         draft_model: Any = None,
         image_bytes: int = IMAGE_BYTES,
+        dispatcher: Dispatcher | None = None,
     ) -> None:
         geometry, vocabulary, layers = probe(model, "test", quantization)
         checkpoint = None if geometry.pads else 64
@@ -87,6 +89,7 @@ class Bench:
             prefix_drafts=prefix_drafts,
             draft_model=draft_model,
             image_bytes=image_bytes,
+            dispatcher=dispatcher,
         )
         self.quantization = quantization
         self.outputs: dict[tuple[str, int], list[TokenOutput]] = {}

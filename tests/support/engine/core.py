@@ -11,6 +11,7 @@ from chairlift.cache.store.store import PrefixStore
 from chairlift.cache.swap.swap import Swap
 from chairlift.engine.core.core import IMAGE_BYTES, EngineCore
 from chairlift.engine.core.prepared_model import prepare_model
+from chairlift.engine.device.dispatch import Dispatcher
 from chairlift.engine.grammar.compiler import Compiler
 from chairlift.engine.messages import Submit
 from chairlift.engine.speculation.proposal import Proposer, proposers
@@ -33,6 +34,7 @@ def build_core(
     prefix_drafts: bool = False,
     draft_model: Any = None,
     image_bytes: int = IMAGE_BYTES,
+    dispatcher: Dispatcher | None = None,
 ) -> EngineCore:
     """Prepares a model and builds a core; see ``prepare_model`` and ``EngineCore``."""
     prepared = prepare_model(model, vocabulary, limits.chunk_multiple, eager, quantization, kernels)
@@ -43,4 +45,5 @@ def build_core(
         prefix_drafts=prefix_drafts,
         draft_model=drafter,
         image_bytes=image_bytes,
+        dispatcher=dispatcher,
     )

@@ -1,0 +1,90 @@
+"""An engine over pages whose steps another thread dispatches."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from support.engine.bench import Bench, serve_random
+from support.engine.drafts import oracles, verify_any
+from support.engine.pages import HostPages
+from support.tiny import TinyKind, tiny_model
+
+from chairlift.engine.core.pipeline import LaunchOrder
+from chairlift.engine.device.dispatch import CallerDispatch, Dispatcher, ThreadDispatch
+from chairlift.engine.messages import Abort
+from chairlift.engine.model import attention
+
+
+@pytest.fixture(autouse=True)
+def _own_stream() -> Iterator[None]:
+    before = mx.default_stream(mx.default_device())
+    yield
+    mx.set_default_stream(before)
+
+
+def _bench(kind: TinyKind, dispatcher: Dispatcher, **settings: object) -> Bench:
+    model = tiny_model(kind)
+    attention.install(model)
+    bench = Bench(model, dispatcher=dispatcher, kernels=HostPages(), **settings)  # type: ignore[arg-type]
+    assert bench.core.pipeline.order is LaunchOrder.QUEUED
+    return bench
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "lfm2"])
+def test_tokens_are_the_same(kind: TinyKind, tmp_path: Path) -> None:
+    """While rows join, leave, share prefixes that go to disk, and are preempted."""
+
+    def tokens(make: Callable[[], Dispatcher], folder: str) -> dict[str, list[int]]:
+        path = tmp_path / folder
+        bench = _bench(
+            *(kind, make()), rows=6, kv=400_000, prefix=100_000, swap=1 << 26, directory=path
+        )
+        found = serve_random(bench, 30, seed=7)
+        bench.core.close(1)
+        return found
+
+    assert tokens(ThreadDispatch, "thread") == tokens(CallerDispatch, "caller")
+
+
+def test_drafts_logprobs_and_aborted_requests() -> None:
+    """Such steps need what the one before has computed; aborts come between two steps."""
+
+    def tokens(make: Callable[[], Dispatcher]) -> list[object]:
+        plain = _bench("llama", make())
+        prompts = [[random.Random(i).randrange(3, 60) for _ in range(9 + i)] for i in range(5)]
+        for i, prompt in enumerate(prompts):
+            plain.submit(str(i), prompt, 30, n=1 + i % 2, logprobs=i)
+        for _ in range(12):
+            plain.step()
+        plain.core.abort(Abort("2", "abort"))
+        plain.drain()
+        outputs = [plain.tokens(str(i)) for i in range(5)]
+        read = [output.logprobs for each in plain.outputs.values() for output in each]
+        right = {str(i): [own] for i, own in enumerate(outputs)}
+        drafted = _bench("llama", make(), draft=4, propose=oracles(right, 0.3))
+        verify_any(drafted.core)
+        for i, prompt in enumerate(prompts):
+            drafted.submit(str(i), prompt, len(outputs[i]))
+        drafted.drain()
+        assert sum(stats.accepted_tokens != [] for stats in drafted.stats)
+        assert [drafted.tokens(str(i)) for i in range(5)] == outputs
+        return [outputs, read]
+
+    assert tokens(ThreadDispatch) == tokens(CallerDispatch)
+
+
+def test_an_error_of_a_dispatched_step_ends_the_engine() -> None:
+    class Failing(ThreadDispatch):
+        def dispatch(self, arrays: object) -> None:
+            stream = mx.new_stream(mx.default_device())
+            super().dispatch([mx.add(1, 2, stream=stream)])
+
+    bench = _bench("llama", Failing())
+    bench.submit("a", [5, 6, 7])
+    with pytest.raises(RuntimeError, match="in current thread"):
+        bench.drain()
