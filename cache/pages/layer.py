@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import add
@@ -19,8 +19,9 @@ from chairlift.cache.pages.kernels import KeysValues, Scoring
 from chairlift.cache.pages.latent import LatentLayer
 from chairlift.cache.pages.memory import PagedMemory
 from chairlift.cache.pages.page_table import PageLists
-from chairlift.cache.pages.step import KindStep, StepTokens, step_arrays
+from chairlift.cache.pages.step import KindStep, StepNumbers, StepTokens, step_numbers
 from chairlift.cache.pages.step_parts import Division, PagedAttention, StepParts, StepRows
+from chairlift.cache.pages.upload import Numbers, uploaded
 
 
 class PagedMask(NamedTuple):
@@ -105,6 +106,7 @@ class PagedStep:
 
     Attributes:
         memory: the pages.
+        numbers: what the arrays were made of.
         tokens: the step's tokens.
         kinds: the arrays of each kind, by its window.
         more: the further arrays that were uploaded with the step.
@@ -116,6 +118,7 @@ class PagedStep:
     """
 
     memory: PagedMemory
+    numbers: StepNumbers
     tokens: StepTokens
     kinds: Mapping[int | None, KindStep]
     more: Sequence[mx.array] = ()
@@ -215,6 +218,7 @@ def paged_step(
     more: Sequence[Sequence[int]] = (),
     prompts: int = 0,
     division: Division | None = None,
+    upload: Callable[[Sequence[Numbers]], Sequence[mx.array]] = uploaded,
 ) -> Iterator[PagedStep]:
     """A context of one model call in which rows take a token each, and prompts take chunks.
 
@@ -225,15 +229,16 @@ def paged_step(
     Args:
         chunks: prompts of one row each, and the number of their new tokens.
         padding: unused tokens behind those of the rows.
-        min_columns: see ``step_arrays``.
+        min_columns: see ``step_numbers``.
         drafted: for each of ``bands``, the tokens that each row takes. Call ``advance`` with those
             that it keeps; until then the rows' offsets stay as they are. None: each row takes one.
         tail: unused tokens behind those of the chunks.
         row_limit: see ``StepSizes``.
-        alone: see ``step_arrays``.
+        alone: see ``step_numbers``.
         more: further numbers that the call needs on the device.
         prompts: how many of ``bands``, the last ones, are prompts; their rows take no token back.
         division: which layers are called part by part; None: recurrent ones.
+        upload: copies ``StepNumbers.parts`` to the device.
 
     Raises:
         OutOfPages: there are too few pages.
@@ -259,9 +264,10 @@ def paged_step(
     own_chunks = [(batch.offsets[0], new) for batch, new in chunks]
     further = [np.array(numbers, np.int32) for numbers in more]
     forms = dict.fromkeys(memory.forms, memory.kernels.tile_table)
-    kinds, uploads = step_arrays(
+    numbers = step_numbers(
         *(rows, own_chunks, lists, tail, row_limit, min_columns, alone, further, forms)
     )
+    kinds, uploads = numbers.on_device(upload(numbers.parts))
     tokens = next(iter(kinds.values())).tokens
     parts: StepParts | None = None
     division = division or Division()
@@ -269,7 +275,7 @@ def paged_step(
         decoding = len(bands) - prompts
         step_rows = _step_rows(batches[:decoding], batches[decoding:], padding)
         parts = StepParts(step_rows, tokens.sizes, division)
-    step = PagedStep(memory, tokens, kinds, uploads, parts, division.attention)
+    step = PagedStep(memory, numbers, tokens, kinds, uploads, parts, division.attention)
     with step.running():
         yield step
     if parts is not None:

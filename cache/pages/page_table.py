@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-Numbers = NDArray[np.int32]
+from chairlift.cache.pages.upload import Numbers
 
 # Entries of a table, or four times as many, and so on: enough for the pages of a million tokens.
 MIN_ENTRIES = 1 << 14

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from chairlift.cache.pages.page import PAGE_TOKENS, doubled, page_count
-from chairlift.cache.pages.page_table import Numbers, PageLists
+from chairlift.cache.pages.page_table import PageLists
 from chairlift.cache.pages.piece import Run
 from chairlift.cache.pages.pool import Page, PagePool, page_of
+from chairlift.cache.pages.upload import Numbers
 
 # Page numbers that a row has room for at first.
 MIN_WIDTH = 16

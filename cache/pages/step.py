@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
 
 from chairlift.cache.pages.page import column_bound, doubled
-from chairlift.cache.pages.page_table import Numbers, PageLists, page_table
+from chairlift.cache.pages.page_table import PageLists, page_table
+from chairlift.cache.pages.upload import Numbers, uploaded
 
 # Lines of the page tables for chunks and unused tokens; with more chunks, twice as many, and so on.
 CHUNK_LINES = 16
-
-_ZERO = mx.array(0, mx.int32)
 
 
 class ChunkPlace(NamedTuple):
@@ -161,7 +160,45 @@ class StepArrays(NamedTuple):
     more: list[mx.array]
 
 
-def step_arrays(
+@dataclass(frozen=True, slots=True)
+class StepNumbers:
+    """The numbers of a step's arrays, on the host.
+
+    Attributes:
+        sizes: how many tokens there are.
+        chunks: see ``StepTokens``.
+        windows: the kinds, in the order of their tables.
+        slots: those of the tiles of each form, in the order of their tables.
+        token_arrays: how many of ``parts`` are the tokens' numbers.
+        parts: the arrays to upload: the tokens' numbers, the page tables, the tables of tiles, and
+            further ones.
+    """
+
+    sizes: StepSizes
+    chunks: Sequence[ChunkPlace]
+    windows: Sequence[int | None]
+    slots: Mapping[Hashable, int]
+    token_arrays: int
+    parts: Sequence[Numbers]
+
+    def on_device(self, arrays: Sequence[mx.array]) -> StepArrays:
+        """The arrays of the step.
+
+        Args:
+            arrays: those of an ``Upload`` of ``parts``.
+        """
+        further = iter(arrays)
+        numbers = list(islice(further, self.token_arrays))
+        if len(numbers) < len(TokenArrays._fields):
+            numbers.append(numbers[-1])  # all tokens are alone
+        tokens = StepTokens(self.sizes, TokenArrays(*numbers), self.chunks)
+        kinds = {window: KindStep(tokens, next(further)) for window in self.windows}
+        for form, slots in self.slots.items():
+            tokens.tiles[form] = Tiles(next(further), slots)
+        return StepArrays(kinds, list(further))
+
+
+def step_numbers(
     rows: Sequence[tuple[int, int]],
     chunks: Sequence[tuple[int, int]],
     lists: Mapping[int | None, PageLists],
@@ -171,8 +208,8 @@ def step_arrays(
     alone: bool = False,
     more: Sequence[Numbers] = (),
     forms: Mapping[Hashable, Tiler] | None = None,
-) -> StepArrays:
-    """The arrays of a step, by the kinds' windows.
+) -> StepNumbers:
+    """The numbers of a step.
 
     Each token of a decode row gets a line of its own in the page tables, so that a step in which
     rows bring drafts has the shapes of one with more rows.
@@ -223,15 +260,9 @@ def step_arrays(
         page_table(PageLists(np.repeat(starts, copies), pages), lines)
         for starts, pages in lists.values()
     ]
-    parts = uploaded([*numbers, *tables, *(tile.table for tile in tiles.values()), *more])
-    arrays = [parts.popleft() for _ in numbers]
-    if len(arrays) < len(TokenArrays._fields):
-        arrays.append(arrays[-1])  # all tokens are alone
-    tokens = StepTokens(sizes, TokenArrays(*arrays), own)
-    kinds = {window: KindStep(tokens, parts.popleft()) for window in lists}
-    for form, (_, slots) in tiles.items():
-        tokens.tiles[form] = Tiles(parts.popleft(), slots)
-    return StepArrays(kinds, list(parts))
+    slots = {form: tile.slots for form, tile in tiles.items()}
+    parts = [*numbers, *tables, *(tile.table for tile in tiles.values()), *more]
+    return StepNumbers(sizes, own, [*lists], slots, len(numbers), parts)
 
 
 def _filled(array: Numbers, length: int, number: int) -> Numbers:
@@ -239,16 +270,3 @@ def _filled(array: Numbers, length: int, number: int) -> Numbers:
     result = np.full(length, number, array.dtype)
     result[: len(array)] = array
     return result
-
-
-def uploaded(parts: Sequence[Numbers]) -> deque[mx.array]:
-    """Copies int32 arrays to the device's own memory, all with one operation.
-
-    The CPU writes arrays in memory that both share; GPUs would read each of them there.
-    """
-    whole = mx.array(np.concatenate([part.ravel() for part in parts])) + _ZERO
-    ends = np.cumsum([part.size for part in parts]).tolist()
-    return deque(
-        whole[end - part.size : end].reshape(part.shape)
-        for part, end in zip(parts, ends, strict=True)
-    )

@@ -36,7 +36,7 @@ from chairlift.engine.messages import (
     Submit,
     TokenOutput,
 )
-from chairlift.engine.model.paged_forward import PagedForward
+from chairlift.engine.model.paged.forward import PagedForward
 from chairlift.engine.model.vision.encoder import IDLE_SECONDS, ImageEncoder
 from chairlift.engine.parallel.journal import Journal, NoJournal
 from chairlift.engine.speculation.draft_model import DraftModel

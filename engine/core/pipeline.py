@@ -31,7 +31,6 @@ from chairlift.scheduler.cost import Work
 from chairlift.scheduler.plan import NO_WORK, Plan
 from chairlift.scheduler.sequence import Sequence
 
-
 _IN_CALLER = CallerDispatch()
 
 
@@ -159,10 +158,10 @@ class Pipeline:
 
     def _dispatch(self, step: Step, timer: PhaseTimer) -> Step:
         """Dispatches a step. A step with constrained rows is sampled once their masks are known."""
-        # The host reads a step with drafts at once, and samples one with constraints.
-        waits = step.drafts or step.logits is not None
         self.settle()
-        step.dispatch(_IN_CALLER if waits else self._dispatcher)
+        step.dispatch(self._dispatcher if step.logits is None else _IN_CALLER)
+        if step.drafts:
+            self.forward.build_ahead()
         if step.logits is not None:
             timer.end("launch")
             self._wait(timer)

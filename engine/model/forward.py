@@ -146,6 +146,12 @@ class Forward:
                 hidden[number] = mx.concatenate(inputs)
         return Outcome(mx.concatenate(logits) if logits else None, scored, hidden)
 
+    def build_ahead(self) -> None:
+        """Builds the next step in advance, if it is likely to have the last one's shape.
+
+        Call it while the device computes a step with drafts: what follows waits for the host.
+        """
+
     def commit(self, drafted: DraftedBand, kept: Seq[int]) -> None:
         """Keeps the first ``kept[r]`` tokens of each row of a band in the step before."""
         drafted.commit(kept, self._model, self.routing, self._given)

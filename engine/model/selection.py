@@ -21,7 +21,7 @@ from chairlift.engine.model.chunk import Chunk
 from chairlift.engine.model.forward import Forward
 from chairlift.engine.model.head import Head
 from chairlift.engine.model.lora_routing import Slot
-from chairlift.engine.model.paged_forward import PagedForward
+from chairlift.engine.model.paged.forward import PagedForward
 from chairlift.engine.model.trials.expert_choices import ExpertChoices
 from chairlift.engine.model.trials.trial import Trial, within_rms
 from chairlift.engine.model.vision.model import VisionModel

@@ -19,7 +19,7 @@ from chairlift.engine.device import profile
 from chairlift.engine.messages import SamplingParams, Submit
 from chairlift.engine.model import attention
 from chairlift.engine.model.adapters import adapt
-from chairlift.engine.model.paged_forward import PagedForward
+from chairlift.engine.model.paged.forward import PagedForward
 from chairlift.engine.model.probe import probe
 from chairlift.scheduler.limits import Limits
 from conformance.check import Result

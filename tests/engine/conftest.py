@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from chairlift.engine.model import paged_forward
+from chairlift.engine.model.paged import inputs
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _prompts_are_computed_in_both_ways() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(paged_forward, "FEW_TOKENS", 12)
+        patch.setattr(inputs, "FEW_TOKENS", 12)
         yield

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from chairlift.cache.pages.page_table import Numbers
 from chairlift.cache.pages.step import ChunkPlace, StepSizes, TileTable
+from chairlift.cache.pages.upload import Numbers
 from chairlift.engine.cuda.paged.chunk_attention import block_columns, blocks_per_tile, tile_tokens
 
 # A tile's columns are split if there are fewer blocks than this, about four for each processor of a

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chairlift.cache.pages.kernels import KeysValues, Scoring
-from chairlift.cache.pages.step import ChunkPlace, step_arrays
+from chairlift.cache.pages.step import ChunkPlace, step_numbers
+from chairlift.cache.pages.upload import uploaded
 from chairlift.cache.quantized import Quantization
 from chairlift.engine.cuda.paged import chunk_attention, tiles, token_attention
 from chairlift.engine.cuda.paged.arrays import ChunkStep
@@ -204,13 +205,14 @@ def step_of(step: Step, shape: Shape, seed: int = 0) -> tuple[Sequences, mx.arra
 def check_step(step: Step, shape: Shape, backwards: bool) -> None:
     """Asserts that ``CudaPages.attend`` is right, and that its launches have the limits' sizes."""
     inputs, queries, new = step_of(step, shape)
-    (kind,) = step_arrays(
+    numbers = step_numbers(
         step.rows,
         step.chunks,
         {shape.window: inputs.lists},
         step.tail,
         step.row_limit,
-    ).kinds.values()
+    )
+    (kind,) = numbers.on_device(uploaded(numbers.parts)).kinds.values()
     with emulated(chunk_attention, backwards), emulated(token_attention, backwards):
         scoring = Scoring(SCALE, shape.window, inputs.sinks, shape.softcap)
         result = CudaPages().attend(queries, new, inputs.pool, kind, scoring, None)

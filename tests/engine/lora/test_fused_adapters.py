@@ -25,8 +25,8 @@ from chairlift.engine.core.core import EngineCore
 from chairlift.engine.cuda import block as cuda_block
 from chairlift.engine.messages import AdapterLoaded, LoadAdapter, SamplingParams, Submit
 from chairlift.engine.model import attention
-from chairlift.engine.model.compiled import STEADY
-from chairlift.engine.model.paged_forward import PagedForward
+from chairlift.engine.model.paged.compiled import STEADY
+from chairlift.engine.model.paged.forward import PagedForward
 from chairlift.engine.model.probe import probe
 from chairlift.scheduler.limits import Limits
 

@@ -18,9 +18,10 @@ from chairlift.cache.pages.layer import paged_step
 from chairlift.cache.pages.memory import PagedMemory
 from chairlift.cache.pages.page import step_size
 from chairlift.cache.snapshot import LayerKind
-from chairlift.engine.model import attention, compiled, paged_forward
+from chairlift.engine.model import attention
 from chairlift.engine.model.attention import names_of
-from chairlift.engine.model.paged_forward import PagedForward
+from chairlift.engine.model.paged import compiled, forward, inputs
+from chairlift.engine.model.paged.forward import PagedForward
 
 REQUESTS = 20
 
@@ -31,9 +32,9 @@ def _without_host_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     names = names_of(tiny_model("llama"))
     monkeypatch.setitem(names, "swiglu", getattr(names["swiglu"], "replaces", names["swiglu"]))
     # Drafts are chunks, too.
-    monkeypatch.setattr(paged_forward, "FEW_COLUMNS", 12)
+    monkeypatch.setattr(inputs, "FEW_COLUMNS", 12)
     # All columns are computed when a step is traced.
-    monkeypatch.setattr(paged_forward, "COMPILED_TOKENS", 256)
+    monkeypatch.setattr(forward, "COMPILED_TOKENS", 256)
 
 
 def _bench(kind: TinyKind, traceable: bool, **options: Any) -> tuple[Bench, PagedForward]:
@@ -65,8 +66,10 @@ def test_compiled_steps_with_prompts_are_right(
     if drafts:
         verify_any(bench.core)
     forward._chunk_steps = steps = ComparedSteps(forward._logits)
+    forward._steps._checked = steps._checked = True
     assert serve_random(bench, REQUESTS, seed=5) == expected
     assert steps.compared > 20
+    assert (steps.built_ahead > 5) == drafts
 
 
 @pytest.mark.slow
@@ -86,7 +89,7 @@ def test_steps_compiled_in_advance_are_those_that_come() -> None:
 @given(st.integers(1, 256), st.integers(1, 1280))
 def test_any_step_has_one_of_few_shapes(rows: int, new: int) -> None:
     size = step_size(rows + new)
-    limit = paged_forward._row_limit(rows, size)
+    limit = inputs.rows_bound(rows, size)
     assert rows <= limit <= size
     assert limit == size or limit in (64, 128, 256)
 

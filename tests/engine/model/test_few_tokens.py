@@ -16,9 +16,11 @@ from support.tiny import TinyKind, tiny_model
 
 from chairlift.cache.pages.batch import PagedBatch
 from chairlift.cache.pages.step import KindStep
-from chairlift.engine.model import attention, paged_forward
+from chairlift.engine.model import attention
 from chairlift.engine.model.chunk import Chunk
-from chairlift.engine.model.paged_forward import FEW_COLUMNS, PagedForward
+from chairlift.engine.model.paged import inputs
+from chairlift.engine.model.paged.forward import PagedForward
+from chairlift.engine.model.paged.inputs import FEW_COLUMNS
 
 
 def _batch(*offsets: int) -> PagedBatch:
@@ -50,7 +52,7 @@ class Pages(HostPages):
 @pytest.fixture(autouse=True, scope="module")
 def _few_tokens() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(paged_forward, "FEW_TOKENS", FEW)
+        patch.setattr(inputs, "FEW_TOKENS", FEW)
         yield
 
 
@@ -94,7 +96,7 @@ def test_output_is_the_same_with_and_without(
     few = _tokens(kind, True, {})
     drafts = {name: [tokens] for name, tokens in few.items()}
     assert _tokens(kind, True, drafts) == few
-    monkeypatch.setattr(paged_forward, "FEW_TOKENS", 0)
+    monkeypatch.setattr(inputs, "FEW_TOKENS", 0)
     assert _tokens(kind, False, {}) == few
 
 
@@ -106,9 +108,7 @@ def test_few_tokens_see_few_columns(
     prompts: list[tuple[int, int]], rows: list[tuple[int, int]]
 ) -> None:
     chunks = [_chunk(*prompt) for prompt in prompts]
-    few = paged_forward._are_few(
-        [_batch(*(old for old, _ in rows))], [[new for _, new in rows]], chunks
-    )
+    few = inputs.are_few([_batch(*(old for old, _ in rows))], [[new for _, new in rows]], chunks)
     tokens = sum(new for _, new in prompts)
     several = [*prompts, *((old, new) for old, new in rows if new > 1)]
     columns = sum(new * (old + new) for old, new in several)
@@ -116,6 +116,6 @@ def test_few_tokens_see_few_columns(
 
 
 def test_steps_that_need_more_than_logits_to_sample_from_have_chunks() -> None:
-    assert paged_forward._are_few([], None, [_chunk(0, 3, choices=0)])
-    assert not paged_forward._are_few([], None, [_chunk(0, 3, scored=2)])
-    assert not paged_forward._are_few([], None, [_chunk(0, 3, pooled=True)])
+    assert inputs.are_few([], None, [_chunk(0, 3, choices=0)])
+    assert not inputs.are_few([], None, [_chunk(0, 3, scored=2)])
+    assert not inputs.are_few([], None, [_chunk(0, 3, pooled=True)])

@@ -20,7 +20,7 @@ from chairlift.cache.pages.step_parts import PagedAttention
 from chairlift.engine.messages import SamplingParams, Submit
 from chairlift.engine.model import attention
 from chairlift.engine.model.adapters import adapt
-from chairlift.engine.model.paged_forward import PagedForward
+from chairlift.engine.model.paged.forward import PagedForward
 from chairlift.engine.model.probe import probe
 from chairlift.engine.model.selection import SelectedForward, select_forward
 from chairlift.scheduler.limits import Limits

@@ -26,11 +26,11 @@ from chairlift.cache.ring import order_without
 from chairlift.engine.model import attention, split
 from chairlift.engine.model.adapters import adapt
 from chairlift.engine.model.chunk import Chunk
-from chairlift.engine.model.compiled import STEADY
 from chairlift.engine.model.drafted import DraftedBand
 from chairlift.engine.model.forward import Forward
 from chairlift.engine.model.lora_routing import Routing, Run
-from chairlift.engine.model.paged_forward import PagedForward
+from chairlift.engine.model.paged.compiled import STEADY
+from chairlift.engine.model.paged.forward import PagedForward
 from chairlift.engine.model.selection import select_forward
 
 # States alone, beside attention, in a list with it; states of tails only; models that regard the

@@ -11,7 +11,7 @@ from chairlift.engine.cuda import block as cuda_block
 from chairlift.engine.cuda import fused_linear
 from chairlift.engine.cuda import low_rank as cuda_low_rank
 from chairlift.engine.cuda.heads import Heads, SplitHeads
-from chairlift.engine.model.compiled import CompiledSteps, Positions
+from chairlift.engine.model.paged.compiled import BuiltStep, CompiledSteps, Positions
 
 
 class ComparedSteps(CompiledSteps):
@@ -20,15 +20,24 @@ class ComparedSteps(CompiledSteps):
     The kernels of compiled steps here write nothing, unlike CUDA's.
     """
 
-    compared = 0
+    compared = built_ahead = 0
 
-    def __call__(self, step: PagedStep, tokens: mx.array, positions: Positions) -> mx.array:
+    def __call__(
+        self,
+        step: PagedStep,
+        tokens: mx.array,
+        positions: Positions,
+        built: BuiltStep | None = None,
+    ) -> mx.array:
         plain = self._plain(step, tokens, positions)
         mx.eval(plain)
         if not self._gives_up and self._is_steady(step, positions):
             compiled = self._compiled(step, tokens, positions)
             assert mx.allclose(compiled, plain, rtol=1e-3, atol=1e-3).item()
             self.compared += 1
+            if built is not None and built.is_of(self, step, positions):
+                assert mx.allclose(built.logits, plain, rtol=1e-3, atol=1e-3).item()
+                self.built_ahead += 1
         return plain
 
 

@@ -11,14 +11,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import mlx.core as mx
 
 from chairlift.cache.pages.kernels import KeysValues
 from chairlift.cache.pages.layer import PagedStep
-from chairlift.cache.pages.step import KindStep, TokenArrays
-from chairlift.cache.pages.step_parts import written
+from chairlift.cache.pages.memory import PagedMemory
+from chairlift.cache.pages.step import KindStep, StepNumbers, TokenArrays
+from chairlift.cache.pages.step_parts import PagedAttention, written
+from chairlift.cache.pages.upload import Upload
 from chairlift.engine.model.lora_routing import Routing
 from chairlift.engine.model.trials.trial import Trial, within_rms
 
@@ -53,17 +55,58 @@ class ModelCall(Protocol):
         ...
 
 
+class StepForm(NamedTuple):
+    """A step without its arrays; another one may have the same shape, but other numbers.
+
+    Attributes:
+        memory, attention: see ``PagedStep``.
+        numbers: those of the step, with the tokens and the positions as ``more``.
+        positioned: only some tokens' logits are needed.
+    """
+
+    memory: PagedMemory
+    attention: PagedAttention
+    numbers: StepNumbers
+    positioned: bool
+
+
+class BuiltStep(NamedTuple):
+    """A step that was built before its numbers were known.
+
+    Attributes:
+        steps: the one that has built it.
+        upload: its arrays, which take the numbers.
+        step: the step.
+        shape: its shape.
+        logits: the result.
+    """
+
+    steps: CompiledSteps
+    upload: Upload
+    step: PagedStep
+    shape: Shape
+    logits: mx.array
+
+    def is_of(self, steps: CompiledSteps, step: PagedStep, positions: Positions) -> bool:
+        """Whether this step has been built for ``step``, which has this one's arrays."""
+        same = self.step.tokens.arrays.offset is step.tokens.arrays.offset
+        return same and self.steps is steps and self.shape == _shape(step, positions)
+
+
 class CompiledSteps:
     """Calls a model for steps of one kind, with the call compiled for each frequent shape.
 
     Args:
         call: calls the model.
-        settle: called before a step that is not only built; see ``Forward.settle``.
         routing: the adapters of the tokens; None for steps without adapters.
+        settle: called before a step that is not only built; see ``Forward.settle``.
     """
 
     def __init__(
-        self, call: ModelCall, settle: Callable[[], None], routing: Routing | None = None
+        self,
+        call: ModelCall,
+        routing: Routing | None = None,
+        settle: Callable[[], None] = lambda: None,
     ) -> None:
         self._model = call
         self._settle = settle
@@ -80,16 +123,26 @@ class CompiledSteps:
             # Compiled calls contain the adapters' matrices.
             routing.on_change(self._forget)
 
-    def __call__(self, step: PagedStep, tokens: mx.array, positions: Positions) -> mx.array:
+    def __call__(
+        self,
+        step: PagedStep,
+        tokens: mx.array,
+        positions: Positions,
+        built: BuiltStep | None = None,
+    ) -> mx.array:
         """Computes the logits of a step.
 
         Args:
             tokens: ``[tokens, 1]``.
             positions: the tokens whose logits are needed.
+            built: the step, if it has been built before.
 
         Returns:
             Logits ``[positions, vocabulary]``.
         """
+        if built is not None and built.is_of(self, step, positions):
+            step.writes.extend(built.step.writes)
+            return built.logits
         if self._gives_up or not self._is_steady(step, positions):
             self._settle()
             return self._plain(step, tokens, positions)
@@ -103,6 +156,21 @@ class CompiledSteps:
         self._gives_up = True
         self._settle()
         return self._plain(step, tokens, positions)
+
+    def build(self, form: StepForm) -> BuiltStep | None:
+        """Builds a step whose numbers are not known yet; None if its shape is not compiled."""
+        if not self._checked or self._gives_up or self._routing is not None:
+            return None
+        upload = Upload(form.numbers.parts)
+        kinds, (tokens, positions) = form.numbers.on_device(upload.arrays)
+        own = next(iter(kinds.values())).tokens
+        step = PagedStep(form.memory, form.numbers, own, kinds, attention=form.attention)
+        needed = positions if form.positioned else None
+        shape = _shape(step, needed)
+        if self._seen.get(shape, 0) <= STEADY:
+            return None
+        logits = self._compiled(step, tokens[:, None], needed)
+        return BuiltStep(self, upload, step, shape, logits)
 
     def compile(self, step: PagedStep, tokens: mx.array, positions: Positions) -> None:
         """Compiles a step's shape in advance, and computes the step; see ``__call__``."""
@@ -198,7 +266,10 @@ class CompiledSteps:
         own = step.tokens.with_arrays(TokenArrays(*arrays), own_tiles)
         kinds = dict(zip(step.kinds, (KindStep(own, table) for table in tables), strict=True))
         traced = PagedStep(
-            *(step.memory, own, kinds), parts=step.parts, attention=step.attention, traced=True
+            *(step.memory, step.numbers, own, kinds),
+            parts=step.parts,
+            attention=step.attention,
+            traced=True,
         )
         adapters = nullcontext() if self._routing is None else self._routing.traced(*slots)
         with adapters, traced.running():

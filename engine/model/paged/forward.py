@@ -6,9 +6,8 @@ those with tokens of images, and those of long prompts with adapters, are not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, cast
 
@@ -18,14 +17,24 @@ from chairlift.cache.kinds import Cache
 from chairlift.cache.pages.batch import PagedBatch
 from chairlift.cache.pages.layer import PagedStep, paged_step
 from chairlift.cache.pages.memory import PagedMemory
-from chairlift.cache.pages.page import column_bounds, doubled, step_size
+from chairlift.cache.pages.page import column_bounds, step_size
 from chairlift.cache.pages.step_parts import Division, PagedAttention
+from chairlift.cache.pages.upload import Numbers, uploaded
 from chairlift.engine.model.chunk import Chunk, PackedTokens, packed_tokens
-from chairlift.engine.model.compiled import CompiledSteps
 from chairlift.engine.model.drafted import DraftedBand, row_runs
 from chairlift.engine.model.forward import Forward, Outcome
 from chairlift.engine.model.head import Head
 from chairlift.engine.model.lora_routing import Run, Slot
+from chairlift.engine.model.paged import inputs
+from chairlift.engine.model.paged.compiled import BuiltStep, CompiledSteps, StepForm
+from chairlift.engine.model.paged.inputs import (
+    RowTokens,
+    are_few,
+    fed_step,
+    have_images,
+    padded_positions,
+    rows_bound,
+)
 from chairlift.engine.model.vision.token_inputs import TokenInputs
 
 # Steps are compiled in advance for rows of up to this many tokens, and later ones when they recur.
@@ -34,17 +43,6 @@ from chairlift.engine.model.vision.token_inputs import TokenInputs
 COMPILED_TOKENS = 8192
 # Different tokens of the steps that compile; any vocabulary has so many.
 TRIAL_TOKENS = 8
-# A step with chunks has the shape of one with so many tokens of rows; with more, of one with twice
-# as many, and so on.
-ROWS = 64
-# The tokens of a step are computed one by one if it has at most so many prompt tokens, and if the
-# tokens of chunks see at most so many columns: each of them reads its columns by itself. Attention
-# of chunks reads columns once, and takes the host a third longer to launch.
-FEW_TOKENS, FEW_COLUMNS = 64, 1 << 16
-
-
-# The tokens of rows: on the device, or known to the host.
-RowTokens = mx.array | list[int]
 
 
 class PagedForward(Forward):
@@ -68,9 +66,14 @@ class PagedForward(Forward):
         super().__init__(model, head, packs=True, max_pairs=max_pairs, splits=splits)
         self.attention = attention
         self.pads = False
+        # The form of the last step; one of the same form, built ahead; and this once it has the
+        # numbers of a step.
+        self._form: tuple[CompiledSteps, StepForm] | None = None
+        self._ahead: BuiltStep | None = None
+        self._built: BuiltStep | None = None
         # Steps whose tokens are computed one by one, and steps with chunks: prompts, or rows with
         # drafts. Each of them without adapters, and with.
-        compiled = partial(CompiledSteps, self._logits, lambda: self.settle())
+        compiled = partial(CompiledSteps, self._logits, settle=lambda: self.settle())
         self._steps = compiled()
         self._adapted_steps = compiled(self.routing)
         self._chunk_steps = compiled()
@@ -94,7 +97,7 @@ class PagedForward(Forward):
             return self._by_part(bands, tokens, chunks, parts, adapters, drafted)
         runs = row_runs(tokens.shape[0], adapters, drafted)
         counts = [band.counts for band in drafted] if drafted else None
-        few = _are_few(rows, counts, chunks) and not _have_images(chunks)
+        few = are_few(rows, counts, chunks) and not have_images(chunks)
         compute = self._one_by_one if few else self._with_chunks
         known = [token for band in drafted for row in band.rows for token in row]
         return compute(rows, known or tokens, chunks, runs, counts)
@@ -147,6 +150,30 @@ class PagedForward(Forward):
     def commit(self, drafted: DraftedBand, kept: Seq[int]) -> None:
         cast(PagedBatch, drafted.cache).advance(kept)
 
+    def build_ahead(self) -> None:
+        if self._form is not None:
+            steps, form = self._form
+            self._ahead = steps.build(form)
+
+    def _keep_form(
+        self, steps: CompiledSteps, step: PagedStep, tokens: RowTokens, positions: mx.array | None
+    ) -> None:
+        """Remembers the form of a step for ``build_ahead``, if the host knows its tokens."""
+        self._form = None
+        if isinstance(tokens, list) and step.parts is None:
+            positioned = positions is not None
+            self._form = steps, StepForm(step.memory, step.attention, step.numbers, positioned)
+
+    def _upload(self, parts: Seq[Numbers]) -> Seq[mx.array]:
+        """Copies a step's numbers to the device, for the step that was built ahead if they fit."""
+        built, self._ahead = self._ahead, None
+        self._built = built if built is not None and built.upload.refill(parts) else None
+        return uploaded(parts) if self._built is None else self._built.upload.arrays
+
+    def _take_built(self) -> BuiltStep | None:
+        built, self._built = self._built, None
+        return built
+
     def compile(self, memory: PagedMemory, max_rows: int, draft_tokens: int, tokens: int) -> None:
         """Compiles steps in advance.
 
@@ -161,7 +188,7 @@ class PagedForward(Forward):
         batch = PagedBatch(memory)
         if memory.forms_of_states:
             self._make_states(batch)
-        for rows in dict.fromkeys(map(step_size, range(max_rows + FEW_TOKENS, 0, -1))):
+        for rows in dict.fromkeys(map(step_size, range(max_rows + inputs.FEW_TOKENS, 0, -1))):
             for columns in column_bounds(COMPILED_TOKENS):
                 with paged_step([batch], [], rows, columns, division=self._division) as step:
                     self._steps.compile(step, mx.arange(rows)[:, None] % TRIAL_TOKENS, None)
@@ -169,7 +196,7 @@ class PagedForward(Forward):
             return  # the calls of layers in steps with chunks have no recurring form
         most = min(tokens, max_rows * (1 + draft_tokens))
         for size in dict.fromkeys(map(step_size, range(tokens, 0, -1))):
-            for limit in dict.fromkeys(_row_limit(rows, size) for rows in range(most, 0, -1)):
+            for limit in dict.fromkeys(rows_bound(rows, size) for rows in range(most, 0, -1)):
                 self._compile_chunks(memory, size, limit)
 
     def _make_states(self, batch: PagedBatch) -> None:
@@ -207,7 +234,7 @@ class PagedForward(Forward):
         runs = [*runs, *(Run(chunk.adapter, len(chunk.tokens)) for chunk in chunks)]
         more = [packed.new + [0] * padding, []]
         if any(chunk.choices for chunk in chunks):
-            more[1] = _padded_positions(packed, step_size(packed.sampled))
+            more[1] = padded_positions(packed, step_size(packed.sampled))
         batches = [*rows, *prompts]
         step_with = partial(
             paged_step,
@@ -215,13 +242,15 @@ class PagedForward(Forward):
             alone=True,
             prompts=len(prompts),
             division=self._division,
+            upload=self._upload,
         )
         with (
-            _fed_step(step_with, tokens, more) as (step, fed, positions),
+            fed_step(step_with, tokens, more) as (step, fed, positions),
             self.routing.of([*runs, Run(None, padding)] if padding else runs),
         ):
             steps = self._steps if self.routing.call is None else self._adapted_steps
-            logits = steps(step, fed, None)
+            logits = steps(step, fed, None, self._take_built())
+        self._keep_form(steps, step, tokens, None)
         for batch, new in zip(rows, plain, strict=True) if counts is None else ():
             batch.advance(new)
         for prompt, length in zip(prompts, lengths, strict=True):
@@ -250,27 +279,28 @@ class PagedForward(Forward):
         size = step_size(total)
         tail = size - total
         packed = packed_tokens(len(tokens), chunks, lengths, tail)
-        row_limit = _row_limit(packed.sampled, size)
+        row_limit = rows_bound(packed.sampled, size)
         runs = [
             *runs,
             *(Run(chunk.adapter, len(chunk.tokens)) for chunk in chunks),
             *([Run(None, tail)] if tail else []),
         ]
-        inputs = [chunk.inputs(len(chunk.tokens), len(chunk.tokens)) for chunk in chunks]
-        plain = not all(each.is_plain for each in inputs)
+        given = [chunk.inputs(len(chunk.tokens), len(chunk.tokens)) for chunk in chunks]
+        plain = not all(each.is_plain for each in given)
         plain |= any(chunk.scored or chunk.pooled for chunk in chunks)
         # Prompts' own logprobs need further logits than those of rows.
         needed = step_size(len(packed.positions)) if plain else row_limit
-        more = [packed.new, _padded_positions(packed, needed)]
+        more = [packed.new, padded_positions(packed, needed)]
         step_with = partial(
             paged_step,
             *(rows, new, 0, COMPILED_TOKENS, counts, tail, row_limit),
             division=self._division,
+            upload=self._upload,
         )
         with (
-            _fed_step(step_with, tokens, more) as (step, fed, positions),
+            fed_step(step_with, tokens, more) as (step, fed, positions),
             self.routing.of(runs),
-            self._given([TokenInputs(len(tokens)), *inputs, TokenInputs(tail)]),
+            self._given([TokenInputs(len(tokens)), *given, TokenInputs(tail)]),
         ):
             adapted = self.routing.call is not None
             if plain or (adapted and chunks):
@@ -278,7 +308,8 @@ class PagedForward(Forward):
                     *(fed, positions, packed, chunks, step.layers(), step_size)
                 )
             steps = self._adapted_chunk_steps if adapted else self._chunk_steps
-            logits = steps(step, fed, positions)
+            logits = steps(step, fed, positions, self._take_built())
+        self._keep_form(steps, step, tokens, positions)
         return _outcome(logits[: step_size(packed.sampled)], packed, step)
 
     def _logits(self, tokens: mx.array, layers: Seq[Any], positions: mx.array | None) -> mx.array:
@@ -289,65 +320,9 @@ class PagedForward(Forward):
         return logits[:, -1]
 
 
-@contextmanager
-def _fed_step(
-    step_with: Callable[..., AbstractContextManager[PagedStep]],
-    tokens: RowTokens,
-    more: Seq[list[int]],
-) -> Iterator[tuple[PagedStep, mx.array, mx.array]]:
-    """A context of a step, with its tokens ``[tokens, 1]`` and the positions of logits.
-
-    The host uploads all of its numbers together.
-
-    Args:
-        step_with: ``paged_step``, which lacks only ``more``.
-        tokens: those of the rows.
-        more: the tokens behind those of the rows, and the positions.
-    """
-    fed, positions = more
-    known = tokens if isinstance(tokens, list) else []
-    sampled = None if isinstance(tokens, list) else tokens
-    with step_with(more=[known + fed, positions]) as step:
-        own, places = step.more
-        if sampled is not None:
-            own = mx.concatenate([sampled, own]) if fed else sampled
-        yield step, own[:, None], places
-
-
-def _padded_positions(packed: PackedTokens, size: int) -> list[int]:
-    """``packed.positions``, with zeros behind them: ``size`` numbers."""
-    return packed.positions + [0] * (size - len(packed.positions))
-
-
 def _outcome(logits: mx.array, packed: PackedTokens, step: PagedStep) -> Outcome:
     """The outcome of a step; if none of its logits are sampled, they are evaluated all the same."""
     if packed.sampled:
         return Outcome(logits, {}, {})
     step.memory.effects.append(logits)
     return Outcome(None, {}, {})
-
-
-def _are_few(rows: Seq[PagedBatch], counts: Seq[Seq[int]] | None, chunks: Seq[Chunk]) -> bool:
-    """Whether a step's tokens are computed one by one."""
-    if any(chunk.scored or chunk.pooled for chunk in chunks):
-        return False
-    several = [(chunk.cache.offsets[0], len(chunk.tokens)) for chunk in chunks]
-    if sum(new for _, new in several) > FEW_TOKENS:
-        return False
-    for batch, own in zip(rows, counts, strict=True) if counts is not None else ():
-        several += [(old, new) for old, new in zip(batch.offsets, own, strict=True) if new > 1]
-    return sum(new * (old + new) for old, new in several) <= FEW_COLUMNS
-
-
-def _have_images(chunks: Seq[Chunk]) -> bool:
-    """Whether any token of these chunks is an image's."""
-    return any(
-        chunk.images is not None
-        and chunk.images.has_places(chunk.cache.offsets[0], len(chunk.tokens))
-        for chunk in chunks
-    )
-
-
-def _row_limit(rows: int, tokens: int) -> int:
-    """The ``StepTokens.row_limit`` of a step with chunks."""
-    return min(tokens, doubled(ROWS, rows))
