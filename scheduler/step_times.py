@@ -1,7 +1,9 @@
 """Measures how long steps without prompts take, by the number of their tokens.
 
 A device computes some tokens as fast as a few more, then a further one takes a while: its kernels
-have tiles, and the host needs its time for each step. So the times are not fitted to a line.
+have tiles, and the host needs its time for each step. So the times are not fitted to a line. But
+they grow with the context of the rows, which grows from step to step: times that were measured with
+different contexts are compared as if all had the last one.
 """
 
 from __future__ import annotations
@@ -16,6 +18,9 @@ from chairlift.scheduler.cost import Work
 # Steps remembered of each size. Their median counts once there are so many, because a machine is
 # sometimes busy with something else.
 REMEMBERED, KNOWN = 8, 3
+# For the cost of context: the weight of a new step in the means, that of all earlier ones in the
+# sums, and the share of the context by which steps differ enough to show its cost.
+RATE, KEPT, CHANGE = 1 / 16, 255 / 256, 0.1
 
 
 class Point(NamedTuple):
@@ -37,7 +42,8 @@ class StepTimes:
     """
 
     def __init__(self) -> None:
-        self._plain, self._drafted = _Sizes(), _Sizes()
+        self._context_cost = _ContextCost()
+        self._plain, self._drafted = _Sizes(self._context_cost), _Sizes(self._context_cost)
         # Sizes with drafts of which there was a step.
         self._begun: set[int] = set()
 
@@ -49,11 +55,12 @@ class StepTimes:
         """
         if work.tokens:
             return
-        point = Point(work.rows + work.drafts, seconds)
+        step = _Step(work.rows + work.drafts, seconds, work.context)
+        self._context_cost.context = work.context
         if not work.drafts:
-            self._plain.learn(point)
+            self._plain.learn(step)
         elif (size := step_size(work.rows + work.drafts)) in self._begun:
-            self._drafted.learn(point)
+            self._drafted.learn(step)
         else:
             self._begun.add(size)
 
@@ -68,37 +75,91 @@ class StepTimes:
 
     def plain(self, rows: int) -> float | None:
         """The seconds of a step of so many rows without drafts; None if too few were measured."""
-        point = self._plain.middle.get(step_size(rows))
+        point = self._plain.point(step_size(rows))
         return None if point is None else point.seconds
 
     def drafted(self) -> dict[int, Point]:
         """The time of each size with drafts of which enough steps were measured, in order."""
-        return dict(sorted(self._drafted.middle.items()))
+        return self._drafted.points()
 
 
-class _Sizes:
-    """The last steps of each size.
+class _Step(NamedTuple):
+    """A step, or the middle of several: its tokens, its seconds, and the context of its rows."""
+
+    tokens: float
+    seconds: float
+    context: float
+
+
+class _ContextCost:
+    """How much longer a step takes for each token of its rows' context.
+
+    It is the slope that is common to all sizes: within each, the time and the context of a step are
+    compared with their means so far.
 
     Attributes:
-        middle: the middle of those of which there are enough.
+        context: that of the last step.
     """
 
     def __init__(self) -> None:
-        self._points: dict[int, deque[Point]] = {}
-        self.middle: dict[int, Point] = {}
+        self.context = 0.0
+        self._means: dict[tuple[_Sizes, int], tuple[float, float]] = {}
+        self._products = self._squares = 0.0
+
+    def learn(self, size: tuple[_Sizes, int], step: _Step, middle: _Step) -> None:
+        """Learns from a step, unless something else than its context made it long.
+
+        Args:
+            middle: that of the last steps of its size.
+        """
+        seconds, context = self._means.setdefault(size, (middle.seconds, middle.context))
+        if step.seconds > 2 * seconds:
+            return
+        longer, more = step.seconds - seconds, step.context - context
+        self._products = KEPT * self._products + longer * more
+        self._squares = KEPT * self._squares + more * more
+        self._means[size] = seconds + RATE * longer, context + RATE * more
+
+    def at_present(self, step: _Step) -> Point:
+        """The tokens and the seconds of a step, if its rows had the last step's context."""
+        squares = self._squares + (CHANGE * self.context) ** 2
+        slope = max(0.0, self._products / squares) if squares else 0.0
+        change = slope * (self.context - step.context)
+        return Point(step.tokens, max(step.seconds / 2, step.seconds + change))
+
+
+class _Sizes:
+    """The last steps of each size."""
+
+    def __init__(self, context_cost: _ContextCost) -> None:
+        self._context_cost = context_cost
+        self._steps: dict[int, deque[_Step]] = {}
+        # The middle of those of which there are enough.
+        self._middle: dict[int, _Step] = {}
 
     @property
     def steps(self) -> int:
-        return sum(map(len, self._points.values()))
+        return sum(map(len, self._steps.values()))
 
-    def learn(self, point: Point) -> None:
-        size = step_size(int(point.tokens))
-        points = self._points.setdefault(size, deque(maxlen=REMEMBERED))
-        points.append(point)
-        if len(points) >= KNOWN:
-            tokens, seconds = zip(*points, strict=True)
-            self.middle[size] = Point(fmean(tokens), median(seconds))
+    def learn(self, step: _Step) -> None:
+        size = step_size(int(step.tokens))
+        steps = self._steps.setdefault(size, deque(maxlen=REMEMBERED))
+        steps.append(step)
+        if len(steps) >= KNOWN:
+            tokens, seconds, context = zip(*steps, strict=True)
+            self._middle[size] = _Step(fmean(tokens), median(seconds), fmean(context))
+            self._context_cost.learn((self, size), step, self._middle[size])
+
+    def point(self, size: int) -> Point | None:
+        """The time of a size at the present context; None if too few steps were measured."""
+        middle = self._middle.get(size)
+        return None if middle is None else self._context_cost.at_present(middle)
+
+    def points(self) -> dict[int, Point]:
+        """The time of each size of which enough steps were measured, in order."""
+        sizes = sorted(self._middle.items())
+        return {size: self._context_cost.at_present(middle) for size, middle in sizes}
 
     def forget(self, size: int) -> None:
-        self._points.pop(size, None)
-        self.middle.pop(size, None)
+        self._steps.pop(size, None)
+        self._middle.pop(size, None)
