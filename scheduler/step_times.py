@@ -42,8 +42,7 @@ class StepTimes:
     """
 
     def __init__(self) -> None:
-        self._context_cost = _ContextCost()
-        self._plain, self._drafted = _Sizes(self._context_cost), _Sizes(self._context_cost)
+        self._plain, self._drafted = _Sizes(), _Sizes()
         # Sizes with drafts of which there was a step.
         self._begun: set[int] = set()
 
@@ -56,7 +55,7 @@ class StepTimes:
         if work.tokens:
             return
         step = _Step(work.rows + work.drafts, seconds, work.context)
-        self._context_cost.context = work.context
+        self._plain.context = self._drafted.context = work.context
         if not work.drafts:
             self._plain.learn(step)
         elif (size := step_size(work.rows + work.drafts)) in self._begun:
@@ -75,7 +74,8 @@ class StepTimes:
 
     def plain(self, rows: int) -> float | None:
         """The seconds of a step of so many rows without drafts; None if too few were measured."""
-        point = self._plain.point(step_size(rows))
+        # There may be few steps without drafts, and then their contexts hardly differ.
+        point = self._plain.points(self._drafted.slope()).get(step_size(rows))
         return None if point is None else point.seconds
 
     def drafted(self) -> dict[int, Point]:
@@ -96,17 +96,13 @@ class _ContextCost:
 
     It is the slope that is common to all sizes: within each, the time and the context of a step are
     compared with their means so far.
-
-    Attributes:
-        context: that of the last step.
     """
 
     def __init__(self) -> None:
-        self.context = 0.0
-        self._means: dict[tuple[_Sizes, int], tuple[float, float]] = {}
+        self._means: dict[int, tuple[float, float]] = {}
         self._products = self._squares = 0.0
 
-    def learn(self, size: tuple[_Sizes, int], step: _Step, middle: _Step) -> None:
+    def learn(self, size: int, step: _Step, middle: _Step) -> None:
         """Learns from a step, unless something else than its context made it long.
 
         Args:
@@ -120,19 +116,23 @@ class _ContextCost:
         self._squares = KEPT * self._squares + more * more
         self._means[size] = seconds + RATE * longer, context + RATE * more
 
-    def at_present(self, step: _Step) -> Point:
-        """The tokens and the seconds of a step, if its rows had the last step's context."""
-        squares = self._squares + (CHANGE * self.context) ** 2
-        slope = max(0.0, self._products / squares) if squares else 0.0
-        change = slope * (self.context - step.context)
-        return Point(step.tokens, max(step.seconds / 2, step.seconds + change))
+    def slope(self, context: float, expected: float) -> float:
+        """The seconds of a token of context; as ``expected``, if no contexts have differed."""
+        weight = (CHANGE * context) ** 2
+        total = self._squares + weight
+        return max(0.0, (self._products + weight * expected) / total) if total else expected
 
 
 class _Sizes:
-    """The last steps of each size."""
+    """The last steps of each size.
 
-    def __init__(self, context_cost: _ContextCost) -> None:
-        self._context_cost = context_cost
+    Attributes:
+        context: the present one.
+    """
+
+    def __init__(self) -> None:
+        self.context = 0.0
+        self._context_cost = _ContextCost()
         self._steps: dict[int, deque[_Step]] = {}
         # The middle of those of which there are enough.
         self._middle: dict[int, _Step] = {}
@@ -148,17 +148,19 @@ class _Sizes:
         if len(steps) >= KNOWN:
             tokens, seconds, context = zip(*steps, strict=True)
             self._middle[size] = _Step(fmean(tokens), median(seconds), fmean(context))
-            self._context_cost.learn((self, size), step, self._middle[size])
+            self._context_cost.learn(size, step, self._middle[size])
 
-    def point(self, size: int) -> Point | None:
-        """The time of a size at the present context; None if too few steps were measured."""
-        middle = self._middle.get(size)
-        return None if middle is None else self._context_cost.at_present(middle)
+    def slope(self, expected: float = 0.0) -> float:
+        """See ``_ContextCost.slope``."""
+        return self._context_cost.slope(self.context, expected)
 
-    def points(self) -> dict[int, Point]:
-        """The time of each size of which enough steps were measured, in order."""
-        sizes = sorted(self._middle.items())
-        return {size: self._context_cost.at_present(middle) for size, middle in sizes}
+    def points(self, expected_slope: float = 0.0) -> dict[int, Point]:
+        """The time of each size of which enough steps were measured, at the present context."""
+        slope, points = self.slope(expected_slope), {}
+        for size, (tokens, seconds, context) in sorted(self._middle.items()):
+            now = seconds + slope * (self.context - context)
+            points[size] = Point(tokens, max(seconds / 2, now))
+        return points
 
     def forget(self, size: int) -> None:
         self._steps.pop(size, None)
