@@ -114,7 +114,7 @@ def load_model(
                 _cast(model, target)
             # The part for images is computed by MLX alone.
             sees = on_cpu and served_vision_type(config, text_only) is not None
-            if target == mx.float32 and (sees or not kept):
+            if target is not None and target == mx.float32 and (sees or not kept):
                 model = dequantize_model(model)
             max_context = _max_context(config)
             quantized = any(key in config for key in _QUANTIZATION_KEYS)
