@@ -167,7 +167,9 @@ class CompiledSteps:
         step = PagedStep(form.memory, form.numbers, own, kinds, attention=form.attention)
         needed = positions if form.positioned else None
         shape = _shape(step, needed)
-        if self._seen.get(shape, 0) <= STEADY:
+        # Tiles that are not among the numbers would stay those of the other step.
+        tiled = set(self._forms or ()) <= own.tiles.keys()
+        if self._seen.get(shape, 0) <= STEADY or not tiled:
             return None
         logits = self._compiled(step, tokens[:, None], needed)
         return BuiltStep(self, upload, step, shape, logits)
