@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from chairlift.engine.core.pipeline import LaunchOrder
 from chairlift.engine.device.dispatch import CallerDispatch, Dispatcher, ThreadDispatch
 from chairlift.engine.messages import Abort
 from chairlift.engine.model import attention
+from chairlift.engine.model.paged import compiled, forward, inputs
+from chairlift.engine.model.paged.forward import PagedForward
 
 
 @pytest.fixture(autouse=True)
@@ -76,6 +79,47 @@ def test_drafts_logprobs_and_aborted_requests() -> None:
         return [outputs, read]
 
     assert tokens(ThreadDispatch) == tokens(CallerDispatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafts", [False, True])
+def test_compiled_steps_are_built_while_others_are_dispatched(
+    drafts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is written here by compiled steps, so only both engines' tokens can be compared."""
+    names = attention.names_of(tiny_model("llama"))
+    monkeypatch.setitem(names, "swiglu", getattr(names["swiglu"], "replaces", names["swiglu"]))
+    monkeypatch.setattr(compiled, "STEADY", 0)
+    monkeypatch.setattr(inputs, "FEW_COLUMNS", 12)
+    monkeypatch.setattr(forward, "COMPILED_TOKENS", 256)
+
+    def tokens(make: Callable[[], Dispatcher]) -> tuple[dict[str, list[int]], int]:
+        model = tiny_model("llama", head_dim=32)
+        attention.install(model)
+        guesses: dict[str, list[list[int]]] = defaultdict(lambda: [[7] * 99])
+        options = {"draft": 4, "propose": oracles(guesses, 0.0)} if drafts else {}
+        pages = {"kernels": HostPages(traceable=True), "kv": 1 << 20}
+        bench = Bench(model, dispatcher=make(), rows=4, **pages, **options)  # type: ignore[arg-type]
+        core, call = bench.core, bench.core.pipeline.forward
+        assert isinstance(call, PagedForward)
+        # The tokens are wrong, which is not to be found.
+        call._steps._checked = call._chunk_steps._checked = True
+        choose = core.scheduler.choose_drafts
+        core.scheduler.choose_drafts = (
+            lambda found: {  # type: ignore[method-assign]
+                s: draft.tokens[:2] for s, draft in found.items() if not choose({})
+            }
+        )
+        for number in range(4):
+            bench.submit(str(number), [5 + number] * 20, 40)
+        while not core.idle:
+            core.speculator._promising = drafts
+            bench.step()
+        return {name: bench.tokens(name) for name in "0123"}, len(bench.stats)
+
+    expected, steps = tokens(CallerDispatch)
+    assert steps > 15
+    assert tokens(ThreadDispatch) == (expected, steps)
 
 
 def test_an_error_of_a_dispatched_step_ends_the_engine() -> None:
