@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import mlx.core as mx
@@ -22,12 +21,7 @@ from chairlift.engine.messages import SamplingParams, Submit
 
 PROMPT = [5, 6, 7, 9]
 
-
-@pytest.fixture(autouse=True)
-def _own_stream() -> Iterator[None]:
-    before = mx.default_stream(mx.default_device())
-    yield
-    mx.set_default_stream(before)
+pytestmark = pytest.mark.usefixtures("same_stream")
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import mlx.core as mx
@@ -21,12 +21,7 @@ from chairlift.engine.model import attention
 from chairlift.engine.model.paged import compiled, forward, inputs
 from chairlift.engine.model.paged.forward import PagedForward
 
-
-@pytest.fixture(autouse=True)
-def _own_stream() -> Iterator[None]:
-    before = mx.default_stream(mx.default_device())
-    yield
-    mx.set_default_stream(before)
+pytestmark = pytest.mark.usefixtures("same_stream")
 
 
 def _bench(kind: TinyKind, dispatcher: Dispatcher, **settings: object) -> Bench:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import mlx.core as mx
 import numpy as np
@@ -19,12 +19,7 @@ from chairlift.engine.device.dispatch import (
 
 DISPATCHERS = [CallerDispatch, ThreadDispatch]
 
-
-@pytest.fixture(autouse=True)
-def _own_stream() -> Iterator[None]:
-    before = mx.default_stream(mx.default_device())
-    yield
-    mx.set_default_stream(before)
+pytestmark = pytest.mark.usefixtures("same_stream")
 
 
 @mx.compile
