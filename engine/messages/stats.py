@@ -36,9 +36,9 @@ class StepStats(msgspec.Struct):
     Attributes:
         duration: seconds.
         phases: seconds by phase: "schedule", "encode" (images, between two steps), "launch"
-            (building the graph, and dispatching it unless a thread does), "wait" (for the device and
-            that thread), "mask" (which tokens
-            constrained rows may choose), "output" (reading tokens and finishing choices).
+            (building the graph, and dispatching it unless a thread does), "wait" (for the device),
+            "mask" (which tokens constrained rows may choose), "output" (reading tokens and
+            finishing choices).
         rows: computed rows.
         running, waiting: choices.
         adapters_running: those of ``running`` that have a LoRA adapter.
