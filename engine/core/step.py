@@ -82,7 +82,7 @@ class Step:
     def wait(self) -> None:
         """Waits until the device has computed the step."""
         mx.eval(self._awaited)
-        self.side_effects = []
+        self._awaited, self.side_effects = [], []
 
     def release(self) -> None:
         """Waits until the device has also released the step's buffers.
