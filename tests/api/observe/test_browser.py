@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 from support.page.browser import PATIENCE_MS, open_page
 
 from chairlift.loadtest.servers.child import ChildServer, ServerSpec, free_port
@@ -93,7 +93,13 @@ def test_a_conversation_by_the_keyboard_alone(page: Page) -> None:
     expect(page.locator("#recent tr td:nth-child(4)").first).to_have_text("200")
 
 
+def never_ends(route: Route) -> None:
+    """Lets a reply go on until its limit, whatever the model would do."""
+    route.continue_(post_data={**route.request.post_data_json, "ignore_eos": True})
+
+
 def test_a_stopped_reply_frees_its_chair(page: Page) -> None:
+    page.route("**/v1/chat/completions", never_ends)
     page.locator("#prompt").fill("Tell a long story of a chairlift <b>that</b> never stops.")
     press(page, "Enter")
     expect(page.locator(".seat.taken")).to_have_count(1)

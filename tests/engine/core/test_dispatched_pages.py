@@ -80,11 +80,9 @@ def test_drafts_logprobs_and_aborted_requests() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("drafts", [False, True])
 def test_compiled_steps_are_built_while_others_are_dispatched(
-    drafts: bool, monkeypatch: pytest.MonkeyPatch
+    drafts: bool, traceable: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is written here by compiled steps, so only both engines' tokens can be compared."""
-    names = attention.names_of(tiny_model("llama"))
-    monkeypatch.setitem(names, "swiglu", getattr(names["swiglu"], "replaces", names["swiglu"]))
     monkeypatch.setattr(compiled, "STEADY", 0)
     monkeypatch.setattr(inputs, "FEW_COLUMNS", 12)
     monkeypatch.setattr(forward, "COMPILED_TOKENS", 256)

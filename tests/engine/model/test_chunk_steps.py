@@ -19,7 +19,6 @@ from chairlift.cache.pages.memory import PagedMemory
 from chairlift.cache.pages.page import step_size
 from chairlift.cache.snapshot import LayerKind
 from chairlift.engine.model import attention
-from chairlift.engine.model.attention import names_of
 from chairlift.engine.model.paged import compiled, forward, inputs
 from chairlift.engine.model.paged.forward import PagedForward
 
@@ -27,10 +26,7 @@ REQUESTS = 20
 
 
 @pytest.fixture(autouse=True)
-def _without_host_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Undoes the host kernels that other tests install, since they cannot be traced."""
-    names = names_of(tiny_model("llama"))
-    monkeypatch.setitem(names, "swiglu", getattr(names["swiglu"], "replaces", names["swiglu"]))
+def _every_draft_is_compiled(traceable: None, monkeypatch: pytest.MonkeyPatch) -> None:
     # Drafts are chunks, too.
     monkeypatch.setattr(inputs, "FEW_COLUMNS", 12)
     # All columns are computed when a step is traced.

@@ -17,19 +17,13 @@ from chairlift.cache.quantized import Quantization
 from chairlift.engine.core.core import EngineCore
 from chairlift.engine.messages import SamplingParams, Submit
 from chairlift.engine.model import attention
-from chairlift.engine.model.attention import names_of
 from chairlift.engine.model.paged.compiled import MAX_SHAPES, STEADY, CompiledSteps
 from chairlift.engine.model.paged.forward import PagedForward
 from chairlift.engine.model.probe import probe
 from chairlift.engine.model.trials.trial import within_largest
 from chairlift.scheduler.limits import Limits
 
-
-@pytest.fixture(autouse=True)
-def _without_host_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Undoes the host kernels that other tests install, since they cannot be traced."""
-    names = names_of(tiny_model("llama"))
-    monkeypatch.setitem(names, "swiglu", getattr(names["swiglu"], "replaces", names["swiglu"]))
+pytestmark = pytest.mark.usefixtures("traceable")
 
 
 def _core(

@@ -46,17 +46,6 @@ MIXED = ("kimi_linear", "bailing_hybrid", "plamo2")
 NO_ROWS = mx.zeros((0,), mx.int32)
 
 
-@pytest.fixture
-def traceable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Undoes the host kernels that other tests install, since they cannot be traced."""
-    for name in (*RECURRENT, *DENSE, *LATENT, *MIXED):
-        for layer in filter(callable, _model(name).modules()):
-            names = attention.names_of(layer)
-            for key, value in list(names.items()):
-                if key != "scaled_dot_product_attention" and hasattr(value, "replaces"):
-                    monkeypatch.setitem(names, key, value.replaces)
-
-
 @cache
 def _model(name: str) -> Any:
     model = tiny_model(name)
