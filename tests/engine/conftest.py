@@ -12,6 +12,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from chairlift.cache import capacity
+from chairlift.cache.pages import page
 from chairlift.engine.model.paged import inputs
 
 
@@ -20,6 +22,23 @@ def _prompts_are_computed_in_both_ways() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(inputs, "FEW_TOKENS", 12)
         yield
+
+
+@pytest.fixture(scope="module")
+def small_blocks() -> Iterator[None]:
+    """Memory grows by 16 tokens instead of 64, so that rows outgrow it in a quarter of the steps."""
+    assert page.PAGE_TOKENS == capacity.COLUMN_STEP
+    before = page.PAGE_TOKENS
+    _set_block_tokens(16)
+    yield
+    _set_block_tokens(before)
+
+
+def _set_block_tokens(tokens: int) -> None:
+    """Sets the sizes in each module that has imported them, also during the tests."""
+    for module in list(sys.modules.values()):
+        for name in {"PAGE_TOKENS", "COLUMN_STEP"} & vars(module).keys():
+            setattr(module, name, tokens)
 
 
 @pytest.fixture

@@ -21,8 +21,9 @@ from chairlift.engine.messages import Abort
 from chairlift.engine.model import attention
 from chairlift.engine.model.paged import compiled, forward, inputs
 from chairlift.engine.model.paged.forward import PagedForward
+from chairlift.engine.model.probe import probe
 
-pytestmark = pytest.mark.usefixtures("same_stream")
+pytestmark = pytest.mark.usefixtures("same_stream", "small_blocks")
 
 
 def _bench(kind: TinyKind, dispatcher: Dispatcher, **settings: object) -> Bench:
@@ -37,13 +38,22 @@ def _bench(kind: TinyKind, dispatcher: Dispatcher, **settings: object) -> Bench:
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "lfm2"])
 def test_tokens_are_the_same(kind: TinyKind, tmp_path: Path) -> None:
     """While rows join, leave, share prefixes that go to disk, and are preempted."""
+    size = probe(tiny_model(kind), kind).geometry.bytes_per_token
 
     def tokens(make: Callable[[], Dispatcher], folder: str) -> dict[str, list[int]]:
-        path = tmp_path / folder
         bench = _bench(
-            *(kind, make()), rows=6, kv=400_000, prefix=100_000, swap=1 << 26, directory=path
+            *(kind, make()),
+            rows=6,
+            kv=240 * size,
+            prefix=80 * size,
+            swap=1 << 26,
+            directory=tmp_path / folder,
         )
-        found = serve_random(bench, 30, seed=7)
+        for i in range(4):
+            bench.submit(f"long {i}", [7 + i], 70)
+        found = serve_random(bench, 12, seed=7)
+        found |= {f"long {i}": bench.tokens(f"long {i}") for i in range(4)}
+        assert sum(stats.preemptions for stats in bench.stats)
         bench.core.close(1)
         return found
 
@@ -57,8 +67,8 @@ def test_drafts_logprobs_and_aborted_requests() -> None:
         plain = _bench("llama", make())
         prompts = [[random.Random(i).randrange(3, 60) for _ in range(9 + i)] for i in range(5)]
         for i, prompt in enumerate(prompts):
-            plain.submit(str(i), prompt, 30, n=1 + i % 2, logprobs=i)
-        for _ in range(12):
+            plain.submit(str(i), prompt, 16, n=1 + i % 2, logprobs=i)
+        for _ in range(8):
             plain.step()
         plain.core.abort(Abort("2", "abort"))
         plain.drain()

@@ -23,6 +23,8 @@ from chairlift.engine.model import attention
 from chairlift.engine.model.probe import probe
 from chairlift.scheduler.limits import Limits
 
+pytestmark = pytest.mark.usefixtures("small_blocks")
+
 
 def _core(
     kind: TinyKind,
@@ -35,7 +37,7 @@ def _core(
     model = tiny_model(kind, layers=layers)
     attention.install(model)
     geometry, vocabulary, layers = probe(model, kind)
-    limits = Limits(rows, 36 + rows, kv_tokens * geometry.bytes_per_token, geometry)
+    limits = Limits(rows, 12 + rows, kv_tokens * geometry.bytes_per_token, geometry)
     kinds = [layer.kind for layer in layers]
     return build_core(
         model,
@@ -55,18 +57,18 @@ def _pools(core: EngineCore) -> list[Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("swap", [False, True])
-@pytest.mark.parametrize("prefix", [0, 300])
+@pytest.mark.parametrize("prefix", [0, 80])
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
 def test_tokens_equal_the_solo_tokens(kind: TinyKind, prefix: int, swap: bool) -> None:
     """While rows join, share, outgrow their pages, are preempted and aborted."""
     core = _core(kind, 6 * PAGE_TOKENS, prefix, swap)
     expected = tiny_model(kind)
     rng = random.Random(f"{kind}{prefix}{swap}")
-    prompts = [[rng.randrange(3, 250) for _ in range(rng.randint(1, 90))] for _ in range(12)]
+    prompts = [[rng.randrange(3, 250) for _ in range(rng.randint(1, 24))] for _ in range(12)]
     prompts[9] = prompts[2] + [5, 6]
     prompts[11] = [*prompts[4][: len(prompts[4]) // 2 + 1], 9]
     # The first ones are long and arrive together, so that some are preempted.
-    lengths = [130 if number < 4 else rng.randint(1, 60) for number in range(len(prompts))]
+    lengths = [36 if number < 4 else rng.randint(1, 15) for number in range(len(prompts))]
     choices = [rng.choice([1, 1, 2]) for _ in prompts]
     tokens: dict[tuple[str, int], list[int]] = {}
     waiting = list(enumerate(prompts))
@@ -107,7 +109,7 @@ def test_prefixes_give_way_to_rows() -> None:
             core.step()
     params = SamplingParams(max_tokens=PAGE_TOKENS, seed=0, temperature=0.0)
     for number in range(4):
-        core.submit(Submit(f"long{number}", [number + 3] * 40, params))
+        core.submit(Submit(f"long{number}", [number + 3] * 10, params))
     while not core.idle:
         core.step()
     assert core.prefixes._tree.evictions
@@ -116,7 +118,7 @@ def test_prefixes_give_way_to_rows() -> None:
 def test_many_rows_store_a_shared_prompt_once() -> None:
     core = _core("llama", 40 * PAGE_TOKENS, prefix=40 * PAGE_TOKENS)
     prompt = [3 + i % 200 for i in range(6 * PAGE_TOKENS)]
-    params = SamplingParams(max_tokens=30, seed=0, temperature=0.0)
+    params = SamplingParams(max_tokens=9, seed=0, temperature=0.0)
     core.submit(Submit("first", [*prompt, 5], params))
     while not core.idle:
         core.step()
@@ -134,7 +136,7 @@ def test_the_pages_of_a_prefix_count_once_for_all_its_rows() -> None:
     """Rows that share a prompt run together in memory that has room for it only once."""
     core = _core("llama", 16 * PAGE_TOKENS, prefix=16 * PAGE_TOKENS)
     prompt = [3 + i % 200 for i in range(6 * PAGE_TOKENS)]
-    params = SamplingParams(max_tokens=30, seed=0, temperature=0.0)
+    params = SamplingParams(max_tokens=9, seed=0, temperature=0.0)
     core.submit(Submit("first", [*prompt, 5], params))
     while not core.idle:
         core.step()
@@ -155,14 +157,14 @@ def test_rows_with_prefixes_of_a_tree_never_lack_pages(seed: int, swap: bool) ->
     rng = random.Random(seed)
     # One layer: its tokens are not looked at.
     core = _core("llama", 11 * PAGE_TOKENS, prefix=6 * PAGE_TOKENS, swap=swap, rows=8, layers=1)
-    parts = [[rng.randrange(3, 250) for _ in range(rng.randint(30, 150))] for _ in range(4)]
+    parts = [[rng.randrange(3, 250) for _ in range(rng.randint(8, 40))] for _ in range(4)]
     waiting, ended, shared = 40, 0, 0
     while waiting or not core.idle:
         if waiting and rng.random() < 0.3:
             waiting -= 1
             common = sum(rng.sample(parts[1:], rng.randint(0, 2)), list(parts[0]))
-            prompt = [*common[: rng.randint(1, 300)], rng.randrange(3, 250)]
-            params = SamplingParams(max_tokens=rng.randint(1, 90), seed=0, temperature=0.0)
+            prompt = [*common[: rng.randint(1, 80)], rng.randrange(3, 250)]
+            params = SamplingParams(max_tokens=rng.randint(1, 24), seed=0, temperature=0.0)
             core.submit(Submit(str(waiting), prompt, params, rng.choice([1, 1, 1, 2])))
         output = core.step()
         ended += sum(part.finish is not None for part in output.outputs)

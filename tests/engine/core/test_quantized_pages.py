@@ -18,6 +18,7 @@ from chairlift.cache.quantized import Quantization
 from chairlift.engine.model import attention
 from chairlift.engine.model.probe import probe
 
+pytestmark = pytest.mark.usefixtures("small_blocks")
 PREFIX_BYTES = 1 << 22
 
 
@@ -30,15 +31,15 @@ def _model(kind: TinyKind) -> Any:
 def _run(bench: Bench, seed: int) -> dict[tuple[str, int], list[int]]:
     """Random requests, some with the same beginning; the tokens of each choice."""
     random_ = random.Random(seed)
-    shared = [random_.randrange(3, 250) for _ in range(80)]
+    shared = [random_.randrange(3, 250) for _ in range(20)]
     choices = []
     for number in range(9):
-        own = [random_.randrange(3, 250) for _ in range(random_.randint(1, 70))]
-        prompt = shared[: random_.choice([0, 40, 80])] + own
+        own = [random_.randrange(3, 250) for _ in range(random_.randint(1, 18))]
+        prompt = shared[: random_.choice([0, 10, 20])] + own
         n = random_.choice([1, 1, 2])
         choices += [(str(number), index) for index in range(n)]
         # The first ones are long and arrive together, so that some are preempted.
-        length = 130 if number < 4 else random_.randint(1, 60)
+        length = 34 if number < 4 else random_.randint(1, 15)
         bench.submit(str(number), prompt, length, n)
         for _ in range(0 if number < 3 else random_.randint(0, 6)):
             bench.step()
@@ -59,7 +60,7 @@ def test_tokens_equal_those_of_columns(kind: TinyKind, bits: int, swap: int) -> 
         kernels=HostPages(),
         kv=6 * PAGE_TOKENS * token_bytes,
         swap=swap,
-        prefix=300 * token_bytes,
+        prefix=80 * token_bytes,
     )
     assert _run(bench, seed=bits) == expected
     (band,) = bench.core.batch.bands
@@ -97,7 +98,7 @@ def test_prefixes_on_disk_serve_pages_and_columns(saves: bool, reads: bool, tmp_
             prefix=PREFIX_BYTES,
             directory=tmp_path,
         )
-        bench.submit("one", prompt, 20)
+        bench.submit("one", prompt, 6)
         bench.drain()
         bench.core.close(10)
         tokens.append(bench.tokens("one"))

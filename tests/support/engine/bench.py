@@ -10,6 +10,7 @@ from typing import Any
 
 from support.engine.core import build_core
 
+from chairlift.cache.pages import page
 from chairlift.cache.pages.kernels import PageKernels
 from chairlift.cache.quantized import Quantization
 from chairlift.cache.saved.nodes import fingerprint
@@ -66,7 +67,7 @@ class Bench:
         dispatcher: Dispatcher | None = None,
     ) -> None:
         geometry, vocabulary, layers = probe(model, "test", quantization)
-        checkpoint = None if geometry.pads else 64
+        checkpoint = None if geometry.pads else page.PAGE_TOKENS
         limits = Limits(
             *(rows, tokens, kv, geometry, checkpoint),
             lookahead_columns=ahead,
