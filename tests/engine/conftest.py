@@ -24,9 +24,9 @@ def _prompts_are_computed_in_both_ways() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def small_blocks() -> Iterator[None]:
-    """Memory grows by 16 tokens instead of 64, so that rows outgrow it in a quarter of the steps."""
+    """Memory grows by 16 tokens instead of 64: rows outgrow it in a quarter of the steps."""
     assert page.PAGE_TOKENS == capacity.COLUMN_STEP
     before = page.PAGE_TOKENS
     _set_block_tokens(16)

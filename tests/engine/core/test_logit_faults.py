@@ -34,7 +34,7 @@ NEIGHBOURS: dict[str, tuple[list[int], dict[str, Any]]] = {
     "greedy": ([7, 8, 9], {"temperature": 0.0, "logprobs": 2}),
     "sampled": ([17, 18, 19, 20], SAMPLED),
     "two": ([27, 28] * 9, {"temperature": 1.0, "n": 2, "frequency_penalty": 1.0}),
-    "constrained": ([37], {"temperature": 1.0, "grammar": Grammar("regex", "[a-f]{40}")}),
+    "constrained": ([37], {"temperature": 1.0, "grammar": Grammar("regex", "[a-f]{14}")}),
 }
 LATE = ([47, 48], {"temperature": 0.7, "min_p": 0.01})
 BAD = list(range(60, 81))
@@ -79,7 +79,7 @@ class Run:
 
     def submit(self, name: str, prompt: list[int], **params: Any) -> None:
         n = params.pop("n", 1)
-        given = SamplingParams(**({"max_tokens": 30, "seed": 5} | params))
+        given = SamplingParams(**({"max_tokens": 12, "seed": 5} | params))
         self.core.submit(Submit(name, prompt, given, n))
 
     def step(self) -> None:
@@ -112,7 +112,7 @@ class Run:
 BAD_REQUESTS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0, "logprobs": 3},
     "sampled": {**SAMPLED, "n": 2, "top_k": 5, "repetition_penalty": 1.3},
-    "constrained": {"temperature": 1.0, "grammar": Grammar("regex", "[x-z]{30}")},
+    "constrained": {"temperature": 1.0, "grammar": Grammar("regex", "[x-z]{12}")},
 }
 
 
