@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
+from support.noise import noise
 
 from conformance.configs import tiny_args
 
@@ -25,24 +26,23 @@ def tiny_model(name: str, seed: int = 0) -> Any:
 
 def randomize(model: Any, seed: int) -> Any:
     """Gives a model random weights in float32, and evaluates them."""
-    key = mx.random.key(seed)
     weights = []
-    for path, old in cast("list[tuple[str, mx.array]]", tree_flatten(model.parameters())):
-        key, sub = mx.random.split(key)
-        weights.append((path, _random_like(path, old, sub)))
+    parameters = cast("list[tuple[str, mx.array]]", tree_flatten(model.parameters()))
+    for number, (path, old) in enumerate(parameters):
+        weights.append((path, _random_like(path, old, seed, number)))
     model.update(tree_unflatten(weights))
     model.eval()
     mx.eval(model.parameters())
     return model
 
 
-def _random_like(path: str, old: mx.array, key: mx.array) -> mx.array:
+def _random_like(path: str, old: mx.array, seed: int, number: int) -> mx.array:
     if not mx.issubdtype(old.dtype, mx.floating):
         return old
-    noise = mx.random.normal(old.shape, key=key)
+    drawn = noise(seed, number, old.shape)
     name = path.rsplit(".", 1)[-1]
     if old.ndim > 1 and (name.endswith("weight") or min(old.shape) > 1):
         fan_in = old[0].size if "conv" in path else old.shape[-1]
-        return mx.multiply(noise, GAIN / fan_in**0.5)
+        return mx.multiply(drawn, GAIN / fan_in**0.5)
     # Norm weights, biases, decay rates: close to the model's initial values, but not equal.
-    return mx.add(old.astype(mx.float32), (0.1 if name == "bias" else 0.2) * noise)
+    return mx.add(old.astype(mx.float32), (0.1 if name == "bias" else 0.2) * drawn)

@@ -10,6 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models import gemma3_text, lfm2, llama, qwen2, qwen3
+from support.noise import noise
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 TinyKind = Literal["llama", "qwen2", "qwen3", "gemma3", "lfm2"]
@@ -101,19 +102,17 @@ def tiny_model(
     model: nn.Module = module.Model(module.ModelArgs.from_dict(config))
     if kind == "gemma3" and tied:
         model.sanitize({})  # removes the output matrix, as for a checkpoint without one
-    key = mx.random.key(seed)
     weights = []
-    for name, old in tree_flatten(model.parameters()):
-        key, sub = mx.random.split(key)
-        noise = mx.random.normal(old.shape, key=sub)
+    for number, (name, old) in enumerate(tree_flatten(model.parameters())):
+        drawn = noise(seed, number, old.shape)
         if "norm" in name:
             # Not 1 (gemma3: 0), so that a missing or shifted norm changes the output.
-            new = 0.2 * noise + (0.0 if kind == "gemma3" else 1.0)
+            new = 0.2 * drawn + (0.0 if kind == "gemma3" else 1.0)
         elif name.endswith("bias"):
-            new = 0.3 * noise
+            new = 0.3 * drawn
         else:
             # 1.5 / sqrt(fan-in): activations so large that tokens depend on their context.
-            new = noise * (1.5 / old.shape[-1] ** 0.5)
+            new = drawn * (1.5 / old.shape[-1] ** 0.5)
         weights.append((name, new))
     model.update(tree_unflatten(weights))
     model.eval()

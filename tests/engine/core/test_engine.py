@@ -55,30 +55,32 @@ def test_batched_tokens_are_the_solo_tokens(kind: TinyKind) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("small_blocks")
 def test_preemption_changes_no_tokens() -> None:
     model = tiny_model("gemma3", seed=2)
-    prompts = _prompts(2, 6, longest=60)
+    prompts = _prompts(2, 6, longest=15)
     geometry = probe(model, "test").geometry
     # Memory for the longest alone, not for all of them together.
-    bench = Bench(model, kv=300 * geometry.bytes_per_token)
+    bench = Bench(model, kv=136 * geometry.bytes_per_token)
     for i, prompt in enumerate(prompts):
-        bench.submit(str(i), prompt, 150)
+        bench.submit(str(i), prompt, 60)
     bench.drain()
     assert sum(stats.preemptions for stats in bench.stats) > 0
     for i, prompt in enumerate(prompts):
         tokens = bench.tokens(str(i))
-        assert tokens == solo_tokens(model, prompt, 150, tokens)
+        assert tokens == solo_tokens(model, prompt, 60, tokens)
     assert all(stats.kv_reserved_bytes <= stats.kv_limit_bytes for stats in bench.stats)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "lfm2"])
 def test_the_longest_admitted_sequence_fits_in_memory(kind: TinyKind) -> None:
     model = tiny_model(kind, seed=2)
     geometry = probe(model, "test").geometry
-    bench = Bench(model, kv=300 * geometry.bytes_per_token + 4 * geometry.row_bytes)
+    bench = Bench(model, kv=100 * geometry.bytes_per_token + 4 * geometry.row_bytes)
     longest = bench.core.limits.max_context
-    assert longest > 100
+    assert longest > 30
     for name, prompt in (("short", 5), ("long", longest - 4)):
         tokens = _prompts(1, 1)[0] * prompt
         bench.submit(name, tokens[:prompt], longest - prompt)
@@ -90,22 +92,23 @@ def test_the_longest_admitted_sequence_fits_in_memory(kind: TinyKind) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("small_blocks")
 def test_a_seed_gives_the_same_tokens_whatever_else_runs() -> None:
     model = tiny_model("llama", seed=1)
 
     def run(others: int, kv: int = 1 << 30) -> tuple[list[int], int]:
         bench = Bench(model, kv=kv)
         for i in range(others):
-            bench.submit(f"o{i}", [5 + i] * (4 + i), 150, seed=70 + i, temperature=1.2)
+            bench.submit(f"o{i}", [5 + i] * (4 + i), 40, seed=70 + i, temperature=1.2)
             bench.step()
-        bench.submit("mine", [9, 8, 7, 6], 150, temperature=1.0, top_p=0.95, presence_penalty=0.5)
+        bench.submit("mine", [9, 8, 7, 6], 40, temperature=1.0, top_p=0.95, presence_penalty=0.5)
         bench.drain()
         return bench.tokens("mine"), sum(stats.preemptions for stats in bench.stats)
 
     alone, _ = run(0)
     assert run(5)[0] == alone
     geometry = probe(model, "test").geometry
-    interrupted, preemptions = run(5, kv=400 * geometry.bytes_per_token)
+    interrupted, preemptions = run(5, kv=120 * geometry.bytes_per_token)
     assert preemptions > 0
     assert interrupted == alone, "a preempted row continues with the same tokens"
 
