@@ -32,8 +32,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Downloads the model; returns 0, 1 if it failed or a file is damaged, 130 after Ctrl-C."""
+    from chairlift.engine.device.light_httpx import import_httpx
     from chairlift.engine.hub.source import fetch
 
+    import_httpx()
     try:
         print(fetch(options.model, options.revision).path)
     except ModelError as error:

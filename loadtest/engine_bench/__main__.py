@@ -6,6 +6,7 @@ import sys
 
 from chairlift.engine.cpu.blas import load_fast_blas
 from chairlift.engine.cuda.graphs import set_graph_limits
+from chairlift.engine.device.open_files import import_mlx_lm
 from chairlift.loadtest.engine_bench.ranks import Leader, tensor_parallel_size
 
 
@@ -15,7 +16,8 @@ def main() -> int:
     set_graph_limits()
     size = tensor_parallel_size(sys.argv[1:])
     leader = Leader(size, sys.argv[1:]) if size > 1 else None
-    # This import loads MLX, which then sees only the device of this rank.
+    # These imports load MLX, which then sees only the device of this rank.
+    import_mlx_lm()
     from chairlift.loadtest.engine_bench.run import run
 
     try:

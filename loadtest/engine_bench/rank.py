@@ -7,6 +7,7 @@ import sys
 
 from chairlift.engine.cpu.blas import load_fast_blas
 from chairlift.engine.cuda.graphs import set_graph_limits
+from chairlift.engine.device.open_files import import_mlx_lm
 from chairlift.engine.parallel.place import choose_device
 from chairlift.engine.parallel.rank_pipe import RankPipe
 
@@ -24,6 +25,7 @@ def main() -> None:
         load_fast_blas()
         choose_device(start.place)
         set_graph_limits()
+        import_mlx_lm()
         from chairlift.engine.parallel.ranks import join_ranks
         from chairlift.loadtest.engine_bench.run import follow_run
 

@@ -20,7 +20,7 @@ from chairlift.loadtest.servers import peers, procfs
 from chairlift.loadtest.servers.child import ChildServer
 
 START_LIMIT = 180.0
-_POLL_SECONDS = 0.02
+_POLL_SECONDS = 0.05
 
 
 class Health(NamedTuple):

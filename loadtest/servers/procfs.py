@@ -48,17 +48,21 @@ def cpu_seconds(pid: int) -> float:
 
 def cpu_time(pid: int) -> CpuTime:
     """The CPU time of ``pid`` alone; 0 if it has ended."""
-    stat = _read(_PROC / str(pid))
+    stat = _read(pid)
     return stat.cpu if stat else CpuTime()
 
 
 def tree(pid: int) -> list[int]:
     """``pid`` and its living descendants, parents first."""
-    stats = {int(entry.name): stat for entry in _PROC.glob("[0-9]*") if (stat := _read(entry))}
+    children: dict[int, list[int]] = {}
+    # Callers look often, and a machine has many processes: a Path for each took most of the time.
+    for name in os.listdir(_PROC):
+        if name.isdigit() and (stat := _read(int(name))):
+            children.setdefault(stat.parent, []).append(int(name))
     members = [pid]
     for member in members:
         # The list grows during the iteration, which makes this a breadth-first search.
-        members += [child for child, stat in stats.items() if stat.parent == member]
+        members += children.get(member, [])
     return members
 
 
@@ -74,12 +78,13 @@ def _command(pid: int) -> bytes:
         return b""  # it has just ended
 
 
-def _read(entry: Path) -> _Stat | None:
+def _read(pid: int) -> _Stat | None:
     try:
-        text = (entry / "stat").read_text(errors="replace")
+        with open(f"{_PROC}/{pid}/stat", "rb") as file:
+            text = file.read()
     except OSError:
         return None  # it has just ended
     # The command's name, in parentheses, may contain anything: count fields from after it.
-    fields = text.rpartition(")")[2].split()
+    fields = text.rpartition(b")")[2].split()
     tick = os.sysconf("SC_CLK_TCK")
     return _Stat(int(fields[1]), CpuTime(int(fields[11]) / tick, int(fields[12]) / tick))

@@ -7,18 +7,20 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import yaml
 from support.cookbook import ADDRESS, SECTIONS, blocks
 from support.paths import ROOT
+from support.scripts import run_scripts
 
 from chairlift.loadtest.servers.child import ChildServer, ServerSpec, free_port
 
 CHAIRLIFT = str(Path(sys.executable).parent / "chairlift")
 DOCS = ROOT / "docs"
+# How many scripts run at a time: the more, the fewer steps compute all replies.
+AT_ONCE = 16
 # The scripts: the blocks of a section of the cookbook, or of another page, one after the other.
 PAGES = {
     page.relative_to(DOCS).as_posix(): page.read_text()
@@ -55,7 +57,8 @@ PRINTED = {
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     port = free_port()
     files = str(tmp_path_factory.mktemp("files"))
-    command = [CHAIRLIFT, "serve", "--port", str(port), "--max-rows", "4", "--file-dir", files]
+    command = [CHAIRLIFT, "serve", "--port", str(port), "--max-rows", str(AT_ONCE)]
+    command += ["--file-dir", files]
     with ChildServer(ServerSpec("cookbook", command, port), 120):
         yield f"http://127.0.0.1:{port}"
 
@@ -63,33 +66,20 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def runs(
     url: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, Future[subprocess.CompletedProcess[str]]]]:
-    """The selected scripts, four at a time: the default model computes their replies in batches."""
-    selected = [
-        item.callspec.params["name"]
+) -> dict[str, subprocess.CompletedProcess[str]]:
+    """Runs the selected scripts beside each other: the model computes their replies in batches."""
+    selected = {
+        item.callspec.params["name"]: tmp_path_factory.mktemp("example") / "example.py"
         for item in request.session.items
         if isinstance(item, pytest.Function) and item.function is test_an_example_runs_unchanged
-    ]
-    pool = ThreadPoolExecutor(4)
-    yield {
-        name: pool.submit(_run, name, url, tmp_path_factory.mktemp("example")) for name in selected
     }
-    pool.shutdown(cancel_futures=True)
-
-
-def _run(name: str, url: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    script = "".join(blocks(TEXTS[name], "python"))
-    assert ADDRESS in script
-    # smolagents reads the source of a tool from its file.
-    file = folder / "example.py"
-    file.write_text(script.replace(ADDRESS, url))
-    return subprocess.run(
-        [sys.executable, file],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    for name, file in selected.items():
+        script = "".join(blocks(TEXTS[name], "python"))
+        assert ADDRESS in script
+        # smolagents reads the source of a tool from its file.
+        file.write_text(script.replace(ADDRESS, url))
+    done = run_scripts(list(selected.values()), at_once=AT_ONCE)
+    return {name: done[file] for name, file in selected.items()}
 
 
 def test_every_example_has_an_expected_output() -> None:
@@ -99,9 +89,9 @@ def test_every_example_has_an_expected_output() -> None:
 @pytest.mark.system
 @pytest.mark.parametrize("name", PRINTED)
 def test_an_example_runs_unchanged(
-    name: str, runs: dict[str, Future[subprocess.CompletedProcess[str]]]
+    name: str, runs: dict[str, subprocess.CompletedProcess[str]]
 ) -> None:
-    done = runs[name].result()
+    done = runs[name]
     assert done.returncode == 0, done.stderr
     assert re.search(PRINTED[name], done.stdout, re.DOTALL), done.stdout
 

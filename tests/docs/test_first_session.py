@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from support.models import write_tiny_default_gguf
 from support.paths import ROOT
 from support.transcript import Transcript
 
@@ -11,9 +14,11 @@ pytestmark = pytest.mark.system
 PAGE = ROOT / "docs" / "start" / "first-session.md"
 
 
-async def test_the_commands_of_the_first_session_run() -> None:
+async def test_the_commands_of_the_first_session_run(tmp_path: Path) -> None:
+    """The replies are a tiny model's, because nothing depends on their words."""
     page = PAGE.read_text()
-    transcript = Transcript()
+    write_tiny_default_gguf(tmp_path / "tiny.gguf")
+    transcript = Transcript(tmp_path / "tiny.gguf")
     again = await transcript.run(page)
     commands = [command for command, _ in transcript.outputs]
     shown = [line[2:] for line in page.splitlines() if line.startswith(("$ ", "> "))]

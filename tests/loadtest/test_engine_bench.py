@@ -20,7 +20,7 @@ pytestmark = pytest.mark.system
 def test_engines_are_measured_one_after_the_other(ranks: int, tmp_path: Path) -> None:
     let_ranks_preempt()
     config, report = tmp_path / "config.json", tmp_path / "report.json"
-    config.write_text(json.dumps(tiny_config("llama", vocab_size=259, head_dim=64)))
+    config.write_text(json.dumps(tiny_config("llama", vocab_size=259, layers=1, head_dim=64)))
     command = [sys.executable, "-m", "chairlift.loadtest.engine_bench", "--only", "ours"]
     command += ["--model", str(config), "--dtype", "float32", "--kv-gb", "0.05"]
     command += ["--decode", "1", "3", "--context", "9", "--requests", "6", "--rows", "4"]
@@ -48,7 +48,7 @@ def test_engines_are_measured_one_after_the_other(ranks: int, tmp_path: Path) ->
 
 def test_a_server_of_the_model_is_measured(tmp_path: Path) -> None:
     config, report = tmp_path / "config.json", tmp_path / "report.json"
-    config.write_text(json.dumps(tiny_config("qwen3", vocab_size=512, head_dim=64)))
+    config.write_text(json.dumps(tiny_config("qwen3", vocab_size=512, layers=1, head_dim=64)))
     command = [sys.executable, "-m", "chairlift.loadtest.engine_bench", "--server"]
     command += ["--model", str(config), "--dtype", "float32", "--bits", "8", "--kv-gb", "0.05"]
     command += ["--kv-bits", "4", "--max-step-ms", "15"]

@@ -19,11 +19,11 @@ async def test_kill(tmp_path: Path) -> None:
     model, out = tiny_model_dir(tmp_path, "llama"), tmp_path / "figures.json"
     arguments = (
         *("kill", "--model", str(model), "--out", str(out), "--streams", "4"),
-        *("--output-tokens", "400", "--kills", "1", "--engine-timeout", "20"),
+        *("--output-tokens", "200", "--kills", "1", "--engine-timeout", "20"),
     )
     assert await asyncio.to_thread(main, arguments) == 0
     figures = json.loads(out.read_text())
-    assert figures["tokens"] == 4 * 400
+    assert figures["tokens"] == 4 * 200
     assert len(figures["blows"]) == 3
     assert all(blow["pause_seconds"] > 0.5 for blow in figures["blows"])
 

@@ -15,6 +15,7 @@ from mlx.utils import tree_flatten
 from support.tiny import (
     BYTES,
     CHAT_TEMPLATE,
+    IM_END_ID,
     SPECIALS,
     VOCAB_SIZE,
     TinyKind,
@@ -112,6 +113,26 @@ def write_tiny_default_gguf(path: Path) -> None:
     tokenizer = {key: value for key, value in found.items() if key.startswith("tokenizer.")}
     model = tiny_model("llama", vocab_size=len(tokenizer["tokenizer.ggml.tokens"]))
     write_tiny_gguf(path, "llama", model, metadata={"llama.context_length": 8192, **tokenizer})
+
+
+def write_reciting_gguf(path: Path, reply: str) -> None:
+    """Writes a tiny llama that answers every chat with ``reply``, printable ASCII without spaces.
+
+    Only the last token matters: the layers add nothing to its embedding, which is the row of the
+    output matrix for the token that follows. So no character may occur twice.
+    """
+    model = tiny_model("llama", vocab_size=GGUF_VOCAB_SIZE, tied=False)
+    for layer in model.layers:
+        for last in (layer.self_attn.o_proj, layer.mlp.down_proj):
+            last.weight = mx.zeros_like(last.weight)
+    # A prompt ends with a line break, in the spelling of byte-level vocabularies.
+    chain = [(SPECIALS + BYTES).index(token) for token in ("Ċ", *reply, SPECIALS[IM_END_ID])]
+    output = model.lm_head
+    output.weight = mx.zeros_like(output.weight)
+    output.weight[mx.array(chain[1:])] = model.model.norm(
+        model.model.embed_tokens(mx.array(chain[:-1]))
+    )
+    write_tiny_gguf(path, "llama", model)
 
 
 def _interleave(rows: npt.NDArray[Any], head_dim: int) -> npt.NDArray[Any]:

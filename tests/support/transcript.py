@@ -35,12 +35,16 @@ _READY_SECONDS = 300.0
 class Transcript:
     """Runs a page's commands, on another port than the page says.
 
+    Args:
+        model: what ``chairlift serve`` serves where the page names no model; None: the default.
+
     Attributes:
         outputs: each command or typed line, and what it printed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, model: Path | None = None) -> None:
         self.outputs: list[tuple[str, str]] = []
+        self._model = {} if model is None else {"CHAIRLIFT_MODEL": str(model)}
         self._port = free_port()
         self._server: Process | None = None
 
@@ -93,7 +97,7 @@ class Transcript:
             stdin=DEVNULL,
             stdout=PIPE,
             stderr=STDOUT,
-            env=_ENVIRONMENT | {"CHAIRLIFT_PORT": str(self._port)},
+            env=_ENVIRONMENT | {"CHAIRLIFT_PORT": str(self._port)} | self._model,
         )
         stream = self._server.stdout
         assert stream is not None

@@ -1,17 +1,17 @@
-"""The parameters of ``/set``: the fields of a chat request that the conversation leaves free."""
+"""The parameters of ``/set``: the fields of a chat request that the conversation leaves free.
+
+NOTE: The request's model is imported inside functions, because few conversations use it and its
+import takes a third of the command's start.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
-import pydantic
-
 from chairlift.api.cli.chat.client import ChatError
-from chairlift.api.errors import problem_of
-from chairlift.api.schemas.schemas import ChatRequest, parse
-from chairlift.engine.errors import RequestError
 
 # The conversation sets these itself, or cannot show what they ask for.
 _NOT_SETTABLE = {
@@ -28,7 +28,14 @@ _NOT_SETTABLE = {
     "logprobs",
     "top_logprobs",
 }
-NAMES = sorted(ChatRequest.model_fields.keys() - _NOT_SETTABLE)
+
+
+@cache
+def names() -> list[str]:
+    """The parameters' names, in alphabetical order."""
+    from chairlift.api.schemas.schemas import ChatRequest
+
+    return sorted(ChatRequest.model_fields.keys() - _NOT_SETTABLE)
 
 
 def value_of(text: str) -> Any:
@@ -45,11 +52,17 @@ def check(fields: Mapping[str, Any]) -> None:
     Raises:
         ChatError: a name is no parameter, or a value is invalid.
     """
+    from pydantic import ValidationError
+
+    from chairlift.api.errors import problem_of
+    from chairlift.api.schemas.schemas import ChatRequest, parse
+    from chairlift.engine.errors import RequestError
+
     for name in fields:
-        if name not in NAMES:
+        if name not in names():
             raise ChatError(f"{name!r} is no parameter; /set lists those that are")
     request = {**fields, "messages": [{"role": "user", "content": "-"}]}
     try:
         parse(ChatRequest, json.dumps(request).encode())
-    except (RequestError, pydantic.ValidationError) as error:
+    except (RequestError, ValidationError) as error:
         raise ChatError(problem_of(error).message) from error

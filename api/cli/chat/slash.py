@@ -108,7 +108,7 @@ def _set(conversation: Conversation, argument: str) -> None:
     if not name:
         for chosen, value in fields.items():
             print(f"  {chosen} {_json(value)}")
-        print(f"parameters: {', '.join(parameters.NAMES)}")
+        print(f"parameters: {', '.join(parameters.names())}")
         return
     if text.strip():
         fields[name] = parameters.value_of(text.strip())
@@ -199,7 +199,7 @@ COMMANDS = {
         "[NAME [VALUE]]",
         "set a parameter; without VALUE, back to the server's default; without NAME, list them",
         _set,
-        lambda _: parameters.NAMES,
+        lambda _: parameters.names(),
     ),
     "model": Slash(
         "[ID]", "list the server's models, or choose one", _model, lambda chat: chat.known_models

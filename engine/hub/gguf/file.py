@@ -179,26 +179,39 @@ class _Cursor:
     def take(self, count: int) -> bytes:
         end = self.position + count
         if end > len(self._data):
-            raise ModelError(
-                f"{self._path}: truncated or damaged: its header runs past its end, "
-                f"byte {len(self._data)}"
-            )
+            raise self._runs_past_end()
         taken = self._data[self.position : end]
         self.position = end
         return taken
+
+    def _runs_past_end(self) -> ModelError:
+        return ModelError(
+            f"{self._path}: truncated or damaged: its header runs past its end, "
+            f"byte {len(self._data)}"
+        )
 
     def integer(self, code: str) -> int:
         value: int = struct.unpack(code, self.take(struct.calcsize(code)))[0]
         return value
 
     def string(self) -> str:
-        raw = self.take(self.integer("<Q"))
+        return self._strings(1)[0]
+
+    def _strings(self, count: int) -> list[str]:
+        """Reads strings, each after its length. A vocabulary has so many that calls would count."""
+        data, size, end = self._data, len(self._data), self.position
+        strings = []
         try:
-            return raw.decode()
+            for _ in range(count):
+                start = end + 8
+                end = start + int.from_bytes(data[end:start], "little")
+                if end > size:
+                    raise self._runs_past_end()
+                strings.append(data[start:end].decode())
         except UnicodeDecodeError as error:
-            raise ModelError(
-                f"{self._path}: damaged: invalid UTF-8 at byte {self.position - len(raw)}"
-            ) from error
+            raise ModelError(f"{self._path}: damaged: invalid UTF-8 at byte {start}") from error
+        self.position = end
+        return strings
 
     def value(self, kind: int) -> Any:
         if kind in _SCALARS:
@@ -213,7 +226,7 @@ class _Cursor:
         if element in _SCALARS:
             return self._scalars(element, count)
         if element == GGUFValueType.STRING:
-            return [self.string() for _ in range(count)]
+            return self._strings(count)
         raise UnsupportedModel(f"{self._path}: metadata array of type {element} is not supported")
 
     def _scalars(self, kind: int, count: int) -> list[Any]:

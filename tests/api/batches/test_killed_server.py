@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 from openai.types import Batch
-from support.api.server_process import ServerProcess, server_process
+from support.api.server_process import ServerProcess, server_process, until
 
 pytestmark = pytest.mark.system
 
-REQUESTS = 200
+REQUESTS = 120
 PATIENCE = 240.0
 
 
@@ -41,7 +41,7 @@ async def until_completed(client: AsyncOpenAI, batch_id: str, completed: int) ->
             assert counts is not None
             if counts.completed >= completed or batch.status in ("completed", "failed"):
                 return batch
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.05)
 
 
 async def results(client: AsyncOpenAI, batch: Batch) -> list[dict[str, Any]]:
@@ -56,8 +56,8 @@ async def test_a_batch_survives_kills_of_its_server(tiny: Path, tmp_path: Path) 
     # Each server is killed a little later in the batch; the last one ends it.
     for stop_at, ends in (
         (20, signal.SIGKILL),
-        (60, signal.SIGKILL),
-        (100, signal.SIGTERM),
+        (40, signal.SIGKILL),
+        (60, signal.SIGTERM),
         (REQUESTS, None),
     ):
         with server_process(tmp_path, tiny, *flags) as server:
@@ -81,6 +81,7 @@ async def test_a_batch_survives_kills_of_its_server(tiny: Path, tmp_path: Path) 
                     assert code == (0 if ends == signal.SIGTERM else -signal.SIGKILL)
                     continue
                 while batch.status != "completed":
+                    await asyncio.sleep(0.05)
                     batch = await client.batches.retrieve(batch_id)
                 found = await results(client, batch)
                 assert [line["custom_id"] for line in found] == [f"r{n}" for n in range(REQUESTS)]
@@ -97,8 +98,9 @@ async def test_a_batch_survives_kills_of_its_server(tiny: Path, tmp_path: Path) 
 
 async def test_a_second_server_on_the_folder_does_not_start(tiny: Path, tmp_path: Path) -> None:
     flags = ("--file-dir", str(tmp_path / "files"))
+    lock = tmp_path / "files" / "lock"
     with server_process(tmp_path, tiny, *flags) as first:
-        await first.healthy()
+        await until(lambda: lock.exists() and lock.read_text() == str(first.process.pid))
         with server_process(tmp_path, tiny, *flags) as second:
             assert await second.exit_code() == 1
             error = f"is in use by another server (process {first.process.pid})"

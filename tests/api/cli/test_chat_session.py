@@ -209,7 +209,7 @@ def test_commands_and_their_arguments_are_completed(tmp_path: Path) -> None:
         assert completed("/") == [f"/{name}" for name in COMMANDS]
         assert completed("/s") == ["/system", "/set", "/save"]
         assert completed("/set top") == ["/set top_k", "/set top_p"]
-        assert completed("/set ") == [f"/set {name}" for name in parameters.NAMES]
+        assert completed("/set ") == [f"/set {name}" for name in parameters.names()]
         assert completed("/model org/") == ["/model org/first", "/model org/second"]
         for command in ("load", "save", "image"):
             assert completed(f"/{command} {tmp_path}/t") == [f"/{command} {tmp_path}/talk.json"]

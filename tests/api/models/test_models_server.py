@@ -15,22 +15,22 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.api.server_process import PATIENCE, ServerProcess, linux, server_process, until
-from support.models import write_tiny_default_gguf
-from support.tiny import tiny_model_dir
+from support.models import GGUF_VOCAB_SIZE, write_tiny_gguf
+from support.tiny import tiny_model, tiny_model_dir
 
 pytestmark = pytest.mark.system
 
 REQUESTS = 60
 AT_ONCE = 30
-NAMES = ("plain", "other", "wide")
+NAMES = ("plain", "other", "file")
 
 
 @asynccontextmanager
 async def three_models(folder: Path) -> AsyncIterator[ServerProcess]:
     """Three lazy models; an engine takes 0.26 GB for its steps, so the memory is for two."""
     paths = [tiny_model_dir(folder, "llama"), tiny_model_dir(folder, "qwen3")]
-    paths.append(folder / "wide.gguf")
-    write_tiny_default_gguf(paths[-1])
+    paths.append(folder / "file.gguf")
+    write_tiny_gguf(paths[-1], "llama", tiny_model("llama", seed=1, vocab_size=GGUF_VOCAB_SIZE))
     tables = "".join(
         f'[[models]]\nmodel = "{path}"\nserved-model-name = "{name}"\nload = "lazy"\n'
         for name, path in zip(NAMES, paths, strict=True)

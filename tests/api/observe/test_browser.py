@@ -1,4 +1,4 @@
-"""The page at / in a real browser, served by a real server with the default model."""
+"""The page at / in a real browser, served by a real server with a tiny model."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
+from support.models import write_reciting_gguf
 from support.page.browser import PATIENCE_MS, open_page
 
 from chairlift.loadtest.servers.child import ChildServer, ServerSpec, free_port
@@ -23,9 +24,11 @@ expect.set_options(timeout=PATIENCE_MS)
 
 
 @pytest.fixture(scope="module")
-def url(browser: Browser) -> Iterator[str]:
+def url(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    model = tmp_path_factory.mktemp("model") / "reciting.gguf"
+    write_reciting_gguf(model, "Paris.")
     port = free_port()
-    command = [CHAIRLIFT, "serve", "--port", str(port), "--max-rows", str(ROWS)]
+    command = [CHAIRLIFT, "serve", str(model), "--port", str(port), "--max-rows", str(ROWS)]
     with ChildServer(ServerSpec("page", command, port, env={"CHAIRLIFT_API_KEY": KEY}), 120):
         yield f"http://127.0.0.1:{port}"
 
@@ -84,7 +87,7 @@ def test_a_conversation_by_the_keyboard_alone(page: Page) -> None:
     press(page, "Control+a")
     page.keyboard.type("0")
     press(page, "Enter")
-    expect(page.locator(".message.assistant")).to_contain_text("Paris")
+    expect(page.locator(".message.assistant")).to_contain_text("Paris.")
     note = page.locator(".note")
     expect(note).to_have_text(
         # A busy machine may show all tokens at once, which tells no speed.
@@ -128,7 +131,7 @@ def test_seats_fill_and_empty_under_a_load(page: Page, url: str) -> None:
         [
             *(CHAIRLIFT, "bench", "--base-url", url, "--api-key", KEY, "--num-prompts", "12"),
             *("--max-concurrency", str(ROWS + 2), "--random-input-len", "20"),
-            *("--random-output-len", "24"),
+            *("--random-output-len", "160"),
         ],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

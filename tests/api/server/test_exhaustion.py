@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import socket
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -27,13 +28,19 @@ pytestmark = [pytest.mark.system, linux]
 FILES = 128
 
 
-async def streamed(server: ServerProcess, tokens: int = 200, prompt: str = "ab") -> None:
+async def streamed(
+    server: ServerProcess,
+    tokens: int,
+    prompt: str = "ab",
+    on_start: Callable[[], object] = lambda: None,
+) -> None:
     body = {"prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "stream": True}
     async with (
         aiohttp.ClientSession() as http,
         http.post(f"{server.url}/v1/completions", json=body) as reply,
     ):
         assert reply.status == 200, await reply.text()
+        on_start()
         text = await reply.text()
     assert '"finish_reason":"length"' in text
     assert text.endswith("data: [DONE]\n\n")
@@ -56,8 +63,9 @@ async def test_more_connections_than_files(tiny: Path, tmp_path: Path) -> None:
     ):
         await server.healthy()
         port = int(server.url.rpartition(":")[2])
-        running = asyncio.create_task(streamed(server, 2000))
-        await asyncio.sleep(0.5)
+        started = asyncio.Event()
+        running = asyncio.create_task(streamed(server, 1000, on_start=started.set))
+        await started.wait()
         for _ in range(2 * FILES):
             stack.enter_context(socket.create_connection(("127.0.0.1", port), PATIENCE))
         async with (
@@ -88,7 +96,7 @@ async def test_a_full_disk(tiny: Path, tmp_path: Path) -> None:
     flags += ["--prefix-cache-bytes", "200K", "--kv-memory", "16M"]
     with server_process(tmp_path, tiny, *flags, preexec_fn=forbid_file_writes) as server:
         await server.healthy()
-        await asyncio.gather(*(streamed(server, prompt=f"{n} " * 300) for n in range(8)))
+        await asyncio.gather(*(streamed(server, 20, f"{n} " * 300) for n in range(8)))
         assert server.said == ""
         await stopped(server)
         assert not [path for path in folders[0].rglob("*") if path.is_file()]

@@ -35,7 +35,7 @@ async def test_sighup_reloads_from_start_to_exit(tiny: Path, tmp_path: Path) -> 
         await until_patiently(lambda: "SIGHUP: read 2 API keys" in server.said)
         await server.healthy(ssl=issued.trusting)
         async with aiohttp.ClientSession(headers=bearer(BOB)) as http:
-            body = {"prompt": "ab", "max_tokens": 2000, "ignore_eos": True, "stream": True}
+            body = {"prompt": "ab", "max_tokens": 500, "ignore_eos": True, "stream": True}
             async with http.post(
                 f"{server.url}/v1/completions", json=body, ssl=issued.trusting
             ) as reply:

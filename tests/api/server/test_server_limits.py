@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
+import os
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +19,8 @@ from support.api.server import (
     serving,
     until_metric,
 )
-from support.models import default_model_path
+from support.models import GGUF_VOCAB_SIZE, write_tiny_gguf
+from support.tiny import tiny_model
 
 pytestmark = pytest.mark.system
 # Far more tokens than any test waits for.
@@ -71,11 +72,9 @@ async def test_sigterm_lets_streams_finish_within_the_drain_timeout(
 
 @pytest.mark.parametrize("kept", [0.01, 0.99], ids=["header cut", "weights cut"])
 def test_a_truncated_file_is_one_line_and_exit_code_1(kept: float, tmp_path: Path) -> None:
-    whole = default_model_path()
     cut = tmp_path / "cut.gguf"
-    shutil.copyfile(whole, cut)
-    with cut.open("r+b") as file:
-        file.truncate(int(whole.stat().st_size * kept))
+    write_tiny_gguf(cut, "llama", tiny_model("llama", vocab_size=GGUF_VOCAB_SIZE))
+    os.truncate(cut, int(cut.stat().st_size * kept))
     done = subprocess.run(
         [CHAIRLIFT, "serve", str(cut), "--port", str(free_port()), "--log-level", "warning"],
         capture_output=True,

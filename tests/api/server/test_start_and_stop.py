@@ -61,21 +61,25 @@ async def until_health(http: aiohttp.ClientSession, url: str, status: int = 200)
             await asyncio.sleep(0.1)
 
 
-async def stream(http: aiohttp.ClientSession, url: str, tokens: int) -> str:
+async def begin(http: aiohttp.ClientSession, url: str, tokens: int) -> aiohttp.ClientResponse:
+    """Begins a streamed completion; returns once the server has accepted it.
+
+    A request that comes after the server's signal is answered 503.
+    """
     body = {"prompt": "ab" * 50, "max_tokens": tokens, "ignore_eos": True, "stream": True}
-    async with http.post(f"{url}/v1/completions", json=body) as response:
-        assert response.status == 200
-        return await response.text()
+    response = await http.post(f"{url}/v1/completions", json=body)
+    assert response.status == 200, await response.text()
+    return response
 
 
 async def test_sigterm_finishes_streams_and_stores_prefixes(tiny: Path, tmp_path: Path) -> None:
     with server_process(tiny, "--prefix-cache-dir", str(tmp_path)) as (process, url):
         async with aiohttp.ClientSession() as http:
             await until_health(http, url)
-            streams = [asyncio.create_task(stream(http, url, 500)) for _ in range(6)]
-            await asyncio.sleep(0.5)
+            # Two of them wait for a row.
+            streams = await asyncio.gather(*(begin(http, url, 200) for _ in range(6)))
             process.send_signal(signal.SIGTERM)
-            for text in await asyncio.gather(*streams):
+            for text in await asyncio.gather(*(stream.text() for stream in streams)):
                 assert '"finish_reason":"length"' in text
                 assert text.endswith("data: [DONE]\n\n")
         assert await asyncio.to_thread(process.wait, PATIENCE) == 0
@@ -86,8 +90,7 @@ async def test_a_second_signal_ends_at_once(tiny: Path) -> None:
     with server_process(tiny) as (process, url):
         async with aiohttp.ClientSession() as http:
             await until_health(http, url)
-            endless = asyncio.create_task(stream(http, url, 3500))
-            await asyncio.sleep(0.3)
+            endless = await begin(http, url, 3500)
             process.send_signal(signal.SIGINT)
             await until_health(http, url, 503)
             began = time.monotonic()
@@ -95,7 +98,7 @@ async def test_a_second_signal_ends_at_once(tiny: Path) -> None:
             assert await asyncio.to_thread(process.wait, PATIENCE) == 130
             assert time.monotonic() - began < 10, "the stream takes longer"
             with pytest.raises(aiohttp.ClientError):
-                await endless
+                await endless.text()
 
 
 def start(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -41,7 +41,7 @@ CONFIG = EngineConfig(max_rows=6, max_queue=6, kv_memory=64 << 20, trust_remote_
 # A step of a tiny model takes less than a hundredth of this.
 TIMEOUT = 3.0
 SUPERVISION = Supervision(TIMEOUT, attempts=3, backoff=0.05, longest_backoff=0.2)
-LENGTH = 150
+LENGTH = 100
 PATIENCE = 180.0
 _ids = count()
 
@@ -160,7 +160,7 @@ def submit_mixed(engine: Engine, salt: str) -> list[Stream]:
             prompt(4), salt=salt, frequency_penalty=1.5, repetition_penalty=1.2, **sampled
         ),
         engine.submit(
-            prompt(5), salt=salt, min_tokens=100, stop_token_ids=tuple(range(3, VOCAB_SIZE, 2))
+            prompt(5), salt=salt, min_tokens=66, stop_token_ids=tuple(range(3, VOCAB_SIZE, 2))
         ),
         engine.submit(
             prompt(6, 300), salt=salt, logit_bias={9: 4.0, 17: 4.0}, **sampled, **constrained

@@ -161,7 +161,7 @@ def test_other_processes_cpu_time_is_measured() -> None:
     before = cores.usage()
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
     try:
-        time.sleep(2)
+        time.sleep(1)
         now = cores.usage()
     finally:
         for process in busy:
@@ -179,8 +179,8 @@ MAX_SLOWDOWN = 2.0
 # Child processes inherit the tests' policy, with which threads that wake do not preempt others. A
 # process whose threads wait for each other would then get less than its share.
 _USUAL_POLICY = "import os; os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))\n"
-# Decodes with one row, and prints wall and CPU seconds of a step, for windows of half a second:
-# first with one thread, then as the engine does.
+# Decodes with one row, and prints wall and CPU seconds of a step, for windows of a quarter of a
+# second: first with one thread, then as the engine does.
 _DECODE = """
 import json, sys, time
 sys.path.insert(0, {tests!r})
@@ -189,6 +189,8 @@ blas._accelerator_expected = lambda: False
 if {openblas}:
     blas._SYSTEM_LIBRARIES, blas._installed_mkl = (), lambda: []
 name = blas.load_fast_blas().name
+from chairlift.engine.device.open_files import import_mlx_lm
+import_mlx_lm()
 import mlx.core as mx
 from chairlift.cache.kinds import make_batch
 from chairlift.engine.core.acceleration import accelerate
@@ -206,7 +208,7 @@ def windows(count):
     found = []
     for _ in range(count):
         start, own, steps = time.perf_counter(), time.process_time(), 0
-        while steps < 3 or time.perf_counter() - start < 0.5:
+        while steps < 3 or time.perf_counter() - start < 0.25:
             step()
             steps += 1
         wall, cpu = time.perf_counter() - start, time.process_time() - own
@@ -219,7 +221,7 @@ sys.stdin.readline()
 with ThreadWatch(threads, fixed=1):
     alone = min(cpu for _, cpu in windows(2))
 with ThreadWatch(threads):
-    windows(1)  # threads are fewer after the first look at the machine
+    windows(2)  # threads are fewer after the first look at the machine
     print(json.dumps([name, alone, [wall for wall, _ in windows(3)]]))
 """
 _BUSY = """
@@ -227,7 +229,7 @@ import sys, time
 start, own = time.perf_counter(), time.process_time()
 while True:
     print((time.process_time() - own) / (time.perf_counter() - start), flush=True)
-    end = time.perf_counter() + 0.5
+    end = time.perf_counter() + 0.25
     while time.perf_counter() < end:
         pass
 """
