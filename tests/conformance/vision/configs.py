@@ -57,16 +57,21 @@ def tiny_model(name: str, seed: int = 0, tiny: Tiny | None = None) -> Any:
 
     package = importlib.import_module(f"mlx_vlm.models.{name}")
     tiny = tiny or TYPES[name]
-    for path, value in tiny.constants.items():
-        owner, _, constant = path.rpartition(".")
-        module = f"mlx_vlm.models.{tiny.code or name}.{owner}"
-        setattr(pkgutil.resolve_name(module), constant, value)
+    set_constants(name, tiny)
     config = tiny_config(name, tiny)
     parsed = package.ModelConfig.from_dict(config)
     parsed = update_module_configs(parsed, package, config, list(PARTS))
     mx.random.seed(seed)  # for parameters that a model draws itself
     model: Module = package.Model(parsed)
     return randomize(model, seed)
+
+
+def set_constants(name: str, tiny: Tiny) -> None:
+    """Replaces what mlx-vlm's code has instead of fields."""
+    for path, value in tiny.constants.items():
+        owner, _, constant = path.rpartition(".")
+        module = f"mlx_vlm.models.{tiny.code or name}.{owner}"
+        setattr(pkgutil.resolve_name(module), constant, value)
 
 
 def _fields(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from chairlift.engine.model import attention
 from chairlift.engine.model.paged import compiled, forward, inputs
 from chairlift.engine.model.paged.forward import PagedForward
 
-REQUESTS = 20
+REQUESTS = 14
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +44,12 @@ def _bench(kind: TinyKind, traceable: bool, **options: Any) -> tuple[Bench, Page
     return bench, forward
 
 
+@cache
+def _uncompiled(kind: TinyKind) -> dict[str, list[int]]:
+    bench, _ = _bench(kind, False)
+    return serve_random(bench, REQUESTS, seed=5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("drafts", [False, True])
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
@@ -51,8 +58,7 @@ def test_compiled_steps_with_prompts_are_right(
 ) -> None:
     """Whatever joins, shares pages, brings drafts or ends, and whichever rows there are."""
     monkeypatch.setattr(compiled, "STEADY", 0)
-    bench, _ = _bench(kind, False)
-    expected = serve_random(bench, REQUESTS, seed=5)
+    expected = _uncompiled(kind)
     options: dict[str, Any] = {}
     if drafts:
         tokens = {name: [own] for name, own in expected.items()}

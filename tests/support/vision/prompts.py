@@ -25,12 +25,13 @@ class TinyPrompts:
 
     Args:
         folder: in which the model's folder is written.
+        weights: without them, there is no ``model``.
     """
 
-    def __init__(self, folder: Path, model_type: str) -> None:
+    def __init__(self, folder: Path, model_type: str, *, weights: bool = True) -> None:
         self.model_type = model_type
         self.files = PROCESSORS[model_type]
-        self.path = vision_dir(folder, model_type)
+        self.path = vision_dir(folder, model_type, weights=weights)
         self.processor = processor_of(self.path, model_type)
 
     @cached_property
@@ -45,7 +46,10 @@ class TinyPrompts:
 
     def pictures(self, numbers: list[int]) -> list[bytes]:
         sizes = self.files.sizes
-        return [picture(number, *sizes[number % len(sizes)]) for number in numbers]
+        # Nothing compresses random pixels, and trying takes long.
+        return [
+            picture(number, *sizes[number % len(sizes)], compress_level=0) for number in numbers
+        ]
 
     def prepared(self, numbers: list[int], text: str | None = None) -> ImagePrompt:
         text = self.text(len(numbers)) if text is None else text

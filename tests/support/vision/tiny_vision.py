@@ -264,6 +264,9 @@ def _steps(
         arrays[name] = mx.array(np.concatenate(parts, axis=1 if tiles else 0))
     pixels = arrays.pop("pixel_values", None)
     mask = mx.ones(tokens.shape, mx.int32)
+    # NOTE: where a text sets none, mlx-vlm would use those of the prompt before.
+    if hasattr(model.language_model, "_rope_deltas"):
+        model.language_model._rope_deltas = None
     steps = generate_step(tokens, model, pixels, mask, max_tokens=count, temperature=0.0, **arrays)
     for token, logprobs in steps:
         yield int(token), logprobs

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from conformance.vision.configs import tiny_config, tiny_model
+from conformance.vision.configs import set_constants, tiny_config, tiny_model
 from conformance.vision.tiny import Tiny
 from conformance.vision.types import TYPES
 from mlx.utils import tree_flatten
@@ -54,9 +57,19 @@ _ID_NAMES = (
 
 
 def vision_dir(
-    tmp_path: Path, model_type: str, *, seed: int = 0, template_takes_parts: bool = True
+    tmp_path: Path,
+    model_type: str,
+    *,
+    seed: int = 0,
+    template_takes_parts: bool = True,
+    weights: bool = True,
 ) -> Path:
-    """Writes a directory of a tiny random model under ``tmp_path``."""
+    """Writes a directory of a tiny random model under ``tmp_path``.
+
+    Args:
+        weights: without them, only the model's processor can be loaded.
+    """
+    _cache_signatures()
     path = tmp_path / f"tiny-{model_type}"
     path.mkdir(parents=True)
     files = PROCESSORS[model_type]
@@ -84,12 +97,10 @@ def vision_dir(
         }
     # transformers warns of some fields, even if they say nothing.
     _write(path / "config.json", {key: v for key, v in config.items() if v is not None})
-    if model_type in CONFIGS:
-        model = vlm_model(model_type, seed)
-    else:
-        model = tiny_model(model_type, seed, tiny)
-    weights = dict(tree_flatten(model.parameters()))
-    mx.save_safetensors(str(path / "model.safetensors"), weights, metadata={"format": "mlx"})
+    if weights:
+        _write_weights(path, model_type, seed, tiny)
+    elif tiny is not None:
+        set_constants(model_type, tiny)
     tokenizer.save(str(path / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -114,6 +125,23 @@ def vision_dir(
         _write(path / "processor_config.json", files.processor)
     files.write(path)
     return path
+
+
+@cache
+def _cache_signatures() -> None:
+    """Keeps the signatures for which mlx-vlm asks once for each value of a config."""
+    from mlx_vlm.models import base
+
+    base.inspect = SimpleNamespace(signature=cache(inspect.signature))
+
+
+def _write_weights(path: Path, model_type: str, seed: int, tiny: Tiny | None) -> None:
+    if model_type in CONFIGS:
+        model = vlm_model(model_type, seed)
+    else:
+        model = tiny_model(model_type, seed, tiny)
+    weights = dict(tree_flatten(model.parameters()))
+    mx.save_safetensors(str(path / "model.safetensors"), weights, metadata={"format": "mlx"})
 
 
 def _tiny(model_type: str, files: ProcessorFiles, ids: Mapping[str, int]) -> Tiny | None:

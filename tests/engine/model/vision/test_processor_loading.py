@@ -28,7 +28,7 @@ def _change(file: Path, **values: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("model_type", PROCESSORS)
 def test_a_tokenizer_adds_no_tokens_to_a_rendered_template(tmp_path: Path, model_type: str) -> None:
-    tiny = TinyPrompts(tmp_path, model_type)
+    tiny = TinyPrompts(tmp_path, model_type, weights=False)
     # Moondream's text must not contain this token, which is that of its images.
     text = ("" if model_type == "moondream3" else SPECIALS[EOS_ID]) + tiny.text(1)
     expected = tiny.prepared([2], text).tokens
@@ -41,7 +41,7 @@ def test_a_tokenizer_adds_no_tokens_to_a_rendered_template(tmp_path: Path, model
 
 
 def test_a_folder_without_processor(tmp_path: Path) -> None:
-    path = vision_dir(tmp_path, "gemma3")
+    path = vision_dir(tmp_path, "gemma3", weights=False)
     (path / "preprocessor_config.json").unlink()
     with pytest.raises(ModelError, match="the image processor cannot be loaded"):
         load_processor(str(path), "gemma3", trust_remote_code=False)
@@ -49,7 +49,7 @@ def test_a_folder_without_processor(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("unknown", [None, "<unk>"])
 def test_a_tokenizer_without_the_token_of_images(tmp_path: Path, unknown: str | None) -> None:
-    path = vision_dir(tmp_path, "molmo")
+    path = vision_dir(tmp_path, "molmo", weights=False)
     tokenizer = (path / "tokenizer.json").read_text().replace("<im_patch>", "<unk>")
     (path / "tokenizer.json").write_text(tokenizer)
     _change(path / "tokenizer_config.json", unk_token=unknown)
@@ -66,7 +66,7 @@ def test_a_processor_for_pixels_as_mlx_vlm_would_replace_it(
     """mlx-vlm's ``load`` takes one without the folder's settings, which has the published ones."""
     from mlx_vlm.utils import load_image_processor
 
-    tiny = TinyPrompts(tmp_path, model_type)
+    tiny = TinyPrompts(tmp_path, model_type, weights=False)
     numbers = range(len(tiny.files.sizes))
     own = [tiny.prepared([number]) for number in numbers]
     tiny.processor._processor.image_processor = load_image_processor(tiny.path)
@@ -75,7 +75,7 @@ def test_a_processor_for_pixels_as_mlx_vlm_would_replace_it(
 
 @pytest.mark.parametrize("trusted", [False, True])
 def test_a_folder_has_code(tmp_path: Path, trusted: bool) -> None:
-    path = vision_dir(tmp_path, "got")
+    path = vision_dir(tmp_path, "got", weights=False)
     # mlx-vlm's processor of this type trusts all code.
     _change(
         path / "tokenizer_config.json",
@@ -95,7 +95,7 @@ def test_a_folder_has_code(tmp_path: Path, trusted: bool) -> None:
 
 
 def test_several_images_that_get_fewer_tiles_than_each_alone(tmp_path: Path) -> None:
-    tiny = TinyPrompts(tmp_path, "plamo2vl")
+    tiny = TinyPrompts(tmp_path, "plamo2vl", weights=False)
     _change(tiny.path / "preprocessor_config.json", tile_context_length=100)
     tiny.processor = processor_of(tiny.path, "plamo2vl")
     tiny.prepared([0])
@@ -104,7 +104,7 @@ def test_several_images_that_get_fewer_tiles_than_each_alone(tmp_path: Path) -> 
 
 
 def test_a_model_that_cannot_take_what_the_processor_makes(tmp_path: Path) -> None:
-    tiny = TinyPrompts(tmp_path, "llava_next")
+    tiny = TinyPrompts(tmp_path, "llava_next", weights=False)
     config = json.loads((tiny.path / "config.json").read_bytes())
     _change(tiny.path / "config.json", vision_config={**config["vision_config"], "image_size": 32})
     tiny.processor = processor_of(tiny.path, "llava_next")

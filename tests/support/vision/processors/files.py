@@ -6,6 +6,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+# mlx-vlm has the angles of 512 x 512 positions, and makes all of them for each image.
+_FEW_POSITIONS = property(lambda _: 16, lambda _, value: None)
+SMALL_ROPE = {f"vision.Rope2DPosEmb.max_{side}": _FEW_POSITIONS for side in ("height", "width")}
+
 
 class ProcessorFiles(NamedTuple):
     """What a family's processor reads.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from support.vision.processors.files import ProcessorFiles
+from support.vision.processors.files import SMALL_ROPE, ProcessorFiles
 
 _HALF = [0.5, 0.5, 0.5]
 _KIMI: dict[str, Any] = {
@@ -163,6 +163,7 @@ GRID_PROCESSORS: dict[str, ProcessorFiles] = {
             "text_config": {"tie_word_embeddings": True},
             "vision_config": {"patch_size": 14},
         },
+        constants=SMALL_ROPE,
         names=("image_token_index",),
     ),
     "mage_vl": ProcessorFiles(

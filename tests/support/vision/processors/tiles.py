@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from support.vision.processors.files import ProcessorFiles
+from support.vision.processors.files import SMALL_ROPE, ProcessorFiles
 
 _OCR_WIDTH = 32
 _CLIP = {"hidden_size": _OCR_WIDTH, "width": _OCR_WIDTH, "num_attention_heads": 2}
@@ -181,6 +181,7 @@ TILED_PROCESSORS: dict[str, ProcessorFiles] = {
             "<|media_content|>": None,
             "<|media_end|>": None,
         },
+        constants=SMALL_ROPE,
         sizes=((60, 40), (30, 80), (28, 28), (90, 29)),
     ),
     "molmo": ProcessorFiles(
