@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import pytest
 from hypothesis import example, given, settings
@@ -63,7 +63,9 @@ class _Run:
         context_seconds: float = 0.0,
     ) -> None:
         self.chooser = DraftChooser(uniform)
-        self._seconds, self._chance = seconds, chance
+        self._seconds, self._draft = seconds, _draft(chance)
+        # The expected tokens that are kept of a draft, by its length.
+        self._gains = [0.0, *accumulate(self._draft.chances)]
         self._context_seconds = context_seconds
         self._context = 500.0 * rows
         self._random = random.Random(rows)
@@ -76,8 +78,7 @@ class _Run:
         return self._kept(lengths) / self._taken(sum(lengths))
 
     def _kept(self, lengths: list[int]) -> float:
-        gain = sum(sum(self._chance**i for i in range(1, n + 1)) for n in lengths)
-        return len(self.sequences) + gain
+        return len(self.sequences) + sum(self._gains[n] for n in lengths)
 
     def _taken(self, drafts: int) -> float:
         seconds = self._seconds(len(self.sequences), drafts)
@@ -85,7 +86,7 @@ class _Run:
 
     def step(self) -> float:
         """Runs a step, and returns its rate."""
-        drafts = {s: _draft(self._chance) for s in self.sequences}
+        drafts = dict.fromkeys(self.sequences, self._draft)
         chosen = self.chooser.choose(drafts, self.sequences, 8 * len(self.sequences))
         rows = len(self.sequences)
         self.chooser.count_step(rows, chosen)

@@ -6,6 +6,7 @@ import functools
 import random
 
 import mlx.core as mx
+import numpy as np
 import pytest
 from support.engine.pages import HostPages, memory_of
 
@@ -49,6 +50,11 @@ def _sequence(number: int) -> KeysValues:
     return arrays
 
 
+@functools.cache
+def _numbers(number: int) -> list[np.ndarray]:
+    return [np.array(array) for array in _sequence(number)]
+
+
 def _step(
     rows: list[tuple[int, int]], band: PagedBatch, chunks: list[tuple[PagedBatch, int, int]]
 ) -> None:
@@ -89,17 +95,18 @@ def _check(
 ) -> None:
     """Asserts that each token of a part sees its own sequence up to itself, and nothing else."""
     where = part.places
-    columns = range(len(where.tokens)) if where.columns is None else where.columns.tolist()
+    tokens, seen = where.tokens.tolist(), np.array(mask)[:, 0]
+    arrays = [np.array(array) for array in (keys, values)]
+    assert not any(np.isnan(array).any() for array in arrays)
+    columns = range(len(tokens)) if where.columns is None else where.columns.tolist()
     for column in columns:
         row, at = divmod(column, where.length)
-        sequence, position = owners[int(where.tokens[column])]
+        sequence, position = owners[tokens[column]]
         first = 0 if kind.window is None else max(0, position + 1 - kind.window)
-        seen = mask[row, 0, at]
-        assert int(seen.sum()) == position + 1 - first
-        for array, expected in zip((keys, values), _sequence(sequence), strict=True):
-            assert not mx.isnan(array).any().item()
-            chosen = mx.array([i for i, sees in enumerate(seen.tolist()) if sees])
-            assert mx.allclose(array[row][:, chosen], expected[0, :, first : position + 1], 1e-6)
+        assert seen[row, at].sum() == position + 1 - first
+        for array, expected in zip(arrays, _numbers(sequence), strict=True):
+            chosen = array[row][:, seen[row, at]]
+            assert np.allclose(chosen, expected[0, :, first : position + 1], 1e-6)
 
 
 @pytest.mark.parametrize("shared", [True, False])
