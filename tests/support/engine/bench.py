@@ -46,7 +46,7 @@ class Bench:
         *,
         rows: int = 8,
         tokens: int = 40,
-        kv: int = 1 << 30,
+        kv: int | None = None,
         prefix: int = 0,
         eager: bool = False,
         directory: Path | None = None,
@@ -67,6 +67,8 @@ class Bench:
         dispatcher: Dispatcher | None = None,
     ) -> None:
         geometry, vocabulary, layers = probe(model, "test", quantization)
+        if kv is None:
+            kv = 1 << 30 if kernels is None else 1 << 22  # all pages are cleared at once
         checkpoint = None if geometry.pads else page.PAGE_TOKENS
         limits = Limits(
             *(rows, tokens, kv, geometry, checkpoint),
