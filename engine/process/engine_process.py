@@ -13,8 +13,8 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from chairlift.engine.parallel.ranks import Ranks
 
 log = logging.getLogger(__name__)
+LINGER_SECONDS = 5.0
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -121,8 +122,28 @@ def main(folder: Path, warning: str | None) -> None:
     # A signal such as SIGSEGV then writes the stack of Python calls to the log.
     faulthandler.enable()
     threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
-    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
-    socket.connect(f"ipc://{folder / SOCKET}")
+    with connected(folder / SOCKET) as socket:
+        _serve(socket, folder, warning)
+
+
+@contextmanager
+def connected(path: Path) -> Iterator[zmq.Socket[bytes]]:
+    """A socket to the parent. Messages on their way have LINGER_SECONDS at the end of the context.
+
+    NOTE: ZeroMQ sends in a thread of its own. The end of the process would stop that thread, so the
+    context waits for it; pyzmq does not when the interpreter ends.
+    """
+    context = zmq.Context()
+    socket: zmq.Socket[bytes] = context.socket(zmq.PAIR)
+    socket.connect(f"ipc://{path}")
+    try:
+        yield socket
+    finally:
+        socket.close(linger=int(LINGER_SECONDS * 1000))
+        context.term()
+
+
+def _serve(socket: zmq.Socket[bytes], folder: Path, warning: str | None) -> None:
     black_box = BlackBox(folder / BLACK_BOX)
     start = msgspec.msgpack.decode(socket.recv(), type=Start, dec_hook=decode_path)
     # Both files are open now, and are never opened by name again.
@@ -142,7 +163,6 @@ def main(folder: Path, warning: str | None) -> None:
         blas, kernels = load_libraries(leader.place if leader else None)
     except ModelError as error:
         fail(str(error))
-        socket.close(linger=1000)
         return
     except BackendError as error:
         log.critical("%s", error)
@@ -176,7 +196,6 @@ def main(folder: Path, warning: str | None) -> None:
     finally:
         if leader is not None:
             leader.followers.close()
-    socket.close(linger=1000)
 
 
 def _end_with_parent(folder: Path) -> None:
