@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 import mlx.core as mx
 
 from chairlift.cache.pages.step import ChunkPlace, KindStep, StepSizes, TileTable
+from chairlift.cache.pages.upload import Numbers
 from chairlift.cache.quantized import Quantization
 
 
@@ -104,6 +105,10 @@ class PageKernels(Protocol):
         self, chunks: Sequence[ChunkPlace], sizes: StepSizes, form: Hashable
     ) -> TileTable:
         """Makes the tiles of a step with chunks, for the layers of a form that ``attend`` used."""
+        ...
+
+    def place(self, numbers: Numbers) -> None:
+        """Puts memory of an array where the device reads fast what the host writes again."""
         ...
 
     def put(self, buffers: KeysValues, new: KeysValues, slots: mx.array) -> mx.array:

@@ -21,7 +21,7 @@ from chairlift.cache.pages.memory import PagedMemory
 from chairlift.cache.pages.page_table import PageLists
 from chairlift.cache.pages.step import KindStep, StepNumbers, StepTokens, step_numbers
 from chairlift.cache.pages.step_parts import Division, PagedAttention, StepParts, StepRows
-from chairlift.cache.pages.upload import Numbers, uploaded
+from chairlift.cache.pages.upload import HostBuffers, Numbers, uploaded
 
 
 class PagedMask(NamedTuple):
@@ -218,7 +218,7 @@ def paged_step(
     more: Sequence[Sequence[int]] = (),
     prompts: int = 0,
     division: Division | None = None,
-    upload: Callable[[Sequence[Numbers]], Sequence[mx.array]] = uploaded,
+    upload: Callable[[Sequence[Numbers], HostBuffers], Sequence[mx.array]] = uploaded,
 ) -> Iterator[PagedStep]:
     """A context of one model call in which rows take a token each, and prompts take chunks.
 
@@ -267,7 +267,7 @@ def paged_step(
     numbers = step_numbers(
         *(rows, own_chunks, lists, tail, row_limit, min_columns, alone, further, forms)
     )
-    kinds, uploads = numbers.on_device(upload(numbers.parts))
+    kinds, uploads = numbers.on_device(upload(numbers.parts, memory.host))
     tokens = next(iter(kinds.values())).tokens
     parts: StepParts | None = None
     division = division or Division()

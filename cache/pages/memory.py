@@ -11,6 +11,7 @@ from chairlift.cache.pages.buffers import LayerPages
 from chairlift.cache.pages.kernels import PageKernels
 from chairlift.cache.pages.pool import PagePool
 from chairlift.cache.pages.states import StateForms
+from chairlift.cache.pages.upload import HostBuffers
 from chairlift.cache.quantized import Quantization
 from chairlift.cache.snapshot import LayerKind
 
@@ -34,6 +35,7 @@ class PagedMemory:
         layers: the buffers of each attention layer.
         forms_of_states: the forms of the states of all recurrent layers.
         kernels: read and write the pages.
+        host: the host's memory for the numbers of steps.
         effects: arrays of the last step that writes depend on; evaluate them with the step.
     """
 
@@ -58,6 +60,7 @@ class PagedMemory:
         )
         self.forms_of_states = StateForms([kind.slots for kind in kinds if kind.recurrent])
         self.kernels = kernels
+        self.host = HostBuffers(kernels.place)
         # The forms of layers whose tiles steps with chunks need, as far as they are known.
         self.forms: dict[Hashable, None] = {}
         self.view = view

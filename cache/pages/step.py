@@ -12,7 +12,7 @@ import numpy as np
 
 from chairlift.cache.pages.page import column_bound, doubled
 from chairlift.cache.pages.page_table import PageLists, page_table
-from chairlift.cache.pages.upload import Numbers, uploaded
+from chairlift.cache.pages.upload import Numbers, numbers_of
 
 # Lines of the page tables for chunks and unused tokens; with more chunks, twice as many, and so on.
 CHUNK_LINES = 16
@@ -121,8 +121,7 @@ class StepTokens:
         """The tiles of a form, which are made if they were not uploaded with the step."""
         if form not in self.tiles:
             table, slots = tiler(self.chunks, self.sizes, form)
-            (array,) = uploaded([table])
-            self.tiles[form] = Tiles(array, slots)
+            self.tiles[form] = Tiles(mx.array(table), slots)
         return self.tiles[form]
 
 
@@ -225,7 +224,7 @@ def step_numbers(
         more: further arrays to upload.
         forms: forms of layers that need tiles if there are chunks, and what makes them.
     """
-    sequences = np.array([*rows, *chunks], np.int32).reshape(-1, 2)
+    sequences = numbers_of([*rows, *chunks], 2)
     positions, counts = sequences[:, 0], sequences[:, 1]
     owners = np.repeat(np.arange(len(sequences), dtype=np.int32), counts)
     begins = positions[owners]
@@ -238,7 +237,7 @@ def step_numbers(
     copies = np.array([*counts[: len(rows)], *[1] * len(chunks)], np.int32)
     in_chunks = (firsts >= decoded) | ((counts > 1) & (not alone))
     chunk_places = np.stack([firsts, positions, counts, places[firsts]], axis=1)[in_chunks]
-    own = [ChunkPlace(*numbers) for numbers in chunk_places.tolist()]
+    own = [*map(ChunkPlace._make, chunk_places.tolist())]
     row_limit = min(max(row_limit, decoded, 1), len(owners) + tail)
     chunk_limit = doubled(CHUNK_LINES, len(chunks) + 1)
     longest = int((positions + counts)[: len(rows)].max(initial=min_columns))

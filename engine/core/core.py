@@ -269,6 +269,7 @@ class EngineCore:
         self.scheduler.commit(plan)
         previous = self.pipeline.finish_previous(timer)
         outputs += self.outputs.read(previous)
+        self.speculator.observe()
         self.speculator.probe(self.scheduler.running, self.scheduler.choose_drafts)
         if plan.preempted:
             self.pipeline.settle()

@@ -7,6 +7,7 @@ from collections.abc import Sequence as Seq
 from itertools import chain
 
 import mlx.core as mx
+import numpy as np
 
 from chairlift.cache.capacity import Capacity, resize_order
 from chairlift.cache.kinds import Cache
@@ -95,9 +96,9 @@ class DecodeBatch:
             own = outcomes[start : start + len(band.rows)]
             commit(band, [len(kept) for kept in own])
             start += len(own)
-        tokens = [[max(outcome, 0) for outcome in kept] for kept in outcomes]
-        self._sampler.count(tokens)
-        self._tokens = mx.array([kept[-1] for kept in tokens], mx.int32)
+        self._sampler.count(outcomes)
+        last = np.fromiter((kept[-1] for kept in outcomes), np.int32, len(outcomes))
+        self._tokens = mx.array(np.maximum(last, 0))  # a failed row leaves
 
     @property
     def capacities(self) -> tuple[Capacity, ...]:

@@ -157,17 +157,28 @@ class Pipeline:
         return self._dispatch(step, timer)
 
     def _dispatch(self, step: Step, timer: PhaseTimer) -> Step:
-        """Dispatches a step. A step with constrained rows is sampled once their masks are known."""
+        """Dispatches a step, and its sampling afterwards if it still has logits.
+
+        Constrained rows are sampled once their masks are known. Before a step with drafts the
+        device idles, so it gets the model call before the sampling is built.
+        """
         self.settle()
-        step.dispatch(self._dispatcher if step.logits is None else _IN_CALLER)
-        if step.drafts:
-            self.forward.build_ahead()
-        if step.logits is not None:
+        constrained = step.logits is not None and self._constraints.constrains(step.rows)
+        dispatcher = _IN_CALLER if constrained else self._dispatcher
+        step.dispatch(dispatcher)
+        masks = None
+        if constrained:
             timer.end("launch")
             self._wait(timer)
             masks = self._constraints.masks(step.rows, step.drafts)
             timer.end("mask")
-            step.sample(self._batch.sample(step.logits, step.drafts, masks))
+        sampled = None
+        if step.logits is not None:
+            sampled = self._batch.sample(step.logits, step.drafts, masks)
+        if step.drafts:
+            self.forward.build_ahead()
+        if sampled is not None:
+            step.sample(sampled, dispatcher)
         return step
 
     def settle(self) -> None:
@@ -250,8 +261,9 @@ class Pipeline:
         batch.joining = self._prefill.states(plan)
         rows = list(batch.rows)
         drafts = [plan.drafts.get(sequence, ()) for sequence in rows] if plan.drafts else []
-        constrained = self._constraints.constrains(rows)
-        sampled = None if logits is None or constrained else batch.sample(logits, drafts)
+        queued = self.order is LaunchOrder.QUEUED
+        later = self._constraints.constrains(rows) or (queued and bool(drafts))
+        sampled = None if logits is None or later else batch.sample(logits, drafts)
         # NOTE: copy the array handles. MLX updates arrays in place, so waiting on the originals
         # would also run the next step.
         side_effects = [copy(array) for chunk in chunks for array in chunk.cache.state]
@@ -260,10 +272,10 @@ class Pipeline:
             rows=rows,
             drafts=drafts,
             sampled=sampled,
-            logits=logits if constrained else None,
+            logits=logits if later else None,
             before_dispatch=before_dispatch,
             side_effects=side_effects,
-            queued=self.order is LaunchOrder.QUEUED,
+            queued=queued,
             computed=[*plan.decode, *plan.chunks],
             prompt_only=list(plan.ends),
             prompt_outputs=self._prompt_outputs.ended(plan),

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from itertools import accumulate
-from typing import Any
+from itertools import accumulate, chain
 
 import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
 
 from chairlift.engine.core.prompt_outputs import PromptOutput
 from chairlift.engine.device.dispatch import Dispatcher
@@ -33,8 +34,8 @@ class Step:
         drafts: the draft of each of ``rows``, which the step verifies; empty if no row has one.
         sampled: the tokens after each row's last token and after each token of its draft; None
             until they are sampled, or if there are no rows.
-        logits: ``[tokens of rows, vocabulary]`` until the step is sampled, if it has constrained
-            rows: their masks depend on the tokens of the previous step.
+        logits: ``[tokens of rows, vocabulary]`` until the step is sampled, if that is only after
+            its dispatch; see ``Pipeline``.
         before_dispatch: arrays to evaluate before the rest is dispatched.
         side_effects: cache buffers that nothing sampled depends on: chunks of prompts, recurrent
             states.
@@ -73,10 +74,10 @@ class Step:
             results = [*results, last]
         dispatcher.dispatch(results)
 
-    def sample(self, sampled: Sampled) -> None:
+    def sample(self, sampled: Sampled, dispatcher: Dispatcher) -> None:
         """Dispatches the sampling of a step that was dispatched with ``logits``."""
         self.sampled, self.logits = sampled, None
-        mx.async_eval(sampled.arrays)
+        dispatcher.dispatch(sampled.arrays)
         self._awaited = [sampled.outcomes]
 
     def wait(self) -> None:
@@ -104,14 +105,12 @@ class Step:
         return self._outcomes
 
     def _read(self) -> list[list[int]]:
-        sampled: Any = [] if self.sampled is None else self.sampled.outcomes.tolist()
+        if self.sampled is None:
+            return []
+        sampled = np.array(self.sampled.outcomes)
         if not self.drafts:
-            return [[outcome] for outcome in sampled]
-        starts = self.starts
-        return [
-            accepted(draft, sampled[start : start + len(draft) + 1])
-            for draft, start in zip(self.drafts, starts, strict=True)
-        ]
+            return [[outcome] for outcome in sampled.tolist()]
+        return accepted(self.drafts, sampled)
 
     @property
     def starts(self) -> list[int]:
@@ -126,13 +125,24 @@ class Step:
         return self.side_effects + logits + (self.sampled.arrays if self.sampled else [])
 
 
-def accepted(draft: Seq[int], sampled: Seq[int]) -> list[int]:
-    """The outcomes that a row keeps: as many as the draft has right ones, and the next.
+def accepted(drafts: Seq[Seq[int]], sampled: NDArray[np.int32]) -> list[list[int]]:
+    """The outcomes that each row keeps: as many as its draft has right ones, and the next.
 
     Args:
-        sampled: the outcomes after the row's last token and after each token of the draft.
+        drafts: the draft of each row.
+        sampled: ``[tokens]``, the outcomes after each row's last token and after each token of its
+            draft, row by row.
     """
-    right = 0
-    while right < len(draft) and sampled[right] == draft[right]:
-        right += 1
-    return list(sampled[: right + 1])
+    # NOTE: the device waits for this.
+    lengths = np.fromiter(map(len, drafts), np.int64, len(drafts))
+    proposed = np.fromiter(chain.from_iterable(drafts), np.int64, lengths.sum())
+    rows = np.arange(len(drafts))
+    begins = np.cumsum(lengths) - lengths
+    # Each row before a token has one outcome more than its draft has tokens.
+    outcomes = sampled[np.arange(len(proposed)) + np.repeat(rows, lengths)]
+    wrong = np.flatnonzero(outcomes != proposed)
+    first_wrong = np.append(wrong, len(proposed))[np.searchsorted(wrong, begins)]
+    starts = begins + rows
+    stops = starts + np.minimum(first_wrong - begins, lengths) + 1
+    found = sampled.tolist()
+    return [found[i:j] for i, j in zip(starts.tolist(), stops.tolist(), strict=True)]

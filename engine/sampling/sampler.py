@@ -223,10 +223,15 @@ class Sampler:
         other._bans = self._bans
         return other
 
-    def count(self, outputs: Seq[Seq[int]]) -> None:
-        """Counts the tokens that each row has kept after ``sample_drafts``."""
+    def count(self, outcomes: Seq[Seq[int]]) -> None:
+        """Counts the tokens that each row has kept after ``sample_drafts``.
+
+        Args:
+            outcomes: those of each row; failure codes count as token 0.
+        """
         if self._counts is not None:
-            self._counts = self._counts.continued(range(len(outputs)), outputs)
+            tokens = [[max(outcome, 0) for outcome in kept] for kept in outcomes]
+            self._counts = self._counts.continued(range(len(tokens)), tokens)
 
     def _drawing(self, lines: int) -> Drawing:
         """What is drawn in so many ``lines``: the rows, and the first of them again and again."""

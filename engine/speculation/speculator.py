@@ -74,6 +74,8 @@ class Speculator:
         self._drafter = drafter
         self._acceptance = Acceptance()
         self._rows: dict[Sequence, _Row] = {}
+        # Proposals that are not yet compared with the tokens that came.
+        self._unseen: list[tuple[Proposal, _Row, list[int]]] = []
         # Steps until the next proposals, and how many proposals since the last chosen draft.
         self._pause = self._unchosen = 0
         # Whether the last proposals were worth verifying.
@@ -104,6 +106,15 @@ class Speculator:
             if self._drafter is not None:
                 drafts |= self._guesses(sequences, drafts)
             self._decided(choose(drafts))
+
+    def observe(self) -> None:
+        """Compares the last proposals with the tokens that came, before the next are made.
+
+        Call it after a launch, so that the device does not wait for it.
+        """
+        for proposed, row, real in self._unseen:
+            self._acceptance.observe(proposed.source, row.rate, proposed.tokens, real)
+        self._unseen = []
 
     def _decided(self, chosen: Chosen) -> Chosen:
         """Remembers whether any draft was chosen."""
@@ -158,14 +169,14 @@ class Speculator:
         return Draft(tokens, list(accumulate(repeat(chance, len(tokens)), mul)))
 
     def _propose(self, sequences: Iterable[Sequence]) -> dict[Sequence, Draft]:
+        self.observe()
         known, self._rows = self._rows, {}
         drafts: dict[Sequence, Draft] = {}
         for sequence in sequences:
             row = known.get(sequence) or _Row(self._proposers(self._request_of(sequence)))
             self._rows[sequence] = row
             if row.proposed is not None:
-                real = sequence.tokens[row.position :]
-                self._acceptance.observe(row.proposed.source, row.rate, row.proposed.tokens, real)
+                self._unseen.append((row.proposed, row, sequence.tokens[row.position :]))
             row.proposed, row.position = self._proposal(sequence, row), len(sequence.tokens)
             if row.proposed is not None:
                 drafts[sequence] = self._draft(*row.proposed, row)
@@ -180,6 +191,8 @@ class Speculator:
         for proposal in proposals:
             if proposal is not None:
                 allowed = self._constraints.foresee(sequence, proposal.tokens)
+                if allowed == len(proposal.tokens):
+                    return proposal
                 if allowed:
                     return Proposal(proposal.tokens[:allowed], proposal.source)
         return None

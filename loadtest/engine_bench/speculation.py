@@ -12,9 +12,9 @@ from chairlift.engine.speculation.proposal import Proposal, Proposer
 from chairlift.loadtest.engine_bench.engines import BenchRequest, Ours
 from chairlift.scheduler.sequence import Sequence
 
-# Steps that are timed, and warm-up steps before them, in which the engine learns what drafts cost:
-# with many rows it proposes anything only every so many steps at first.
-TIMED, WARM = 48, 128
+# Tokens of each row that are timed, on average, and those before them, while the engine learns what
+# drafts cost. As many with drafts as without, so that both read the same keys and values.
+TIMED, WARM = 128, 384
 # Tokens of a reply: rows that begin early have drafts while the prompts of others are computed.
 OUTPUT = 1280
 # Tokens that an oracle draws in advance.
@@ -72,7 +72,7 @@ def decode_rate(engine: Ours, rows: int, context: int, vocabulary: int) -> Rate:
     rounded.
 
     Raises:
-        ValueError: rows end before enough steps were timed.
+        ValueError: rows end before enough tokens were timed.
     """
     rng = random.Random(1)
     for _ in range(rows):
@@ -81,19 +81,29 @@ def decode_rate(engine: Ours, rows: int, context: int, vocabulary: int) -> Rate:
         engine.add([BenchRequest(prompt, OUTPUT, repeated=rng.randrange(vocabulary - 1))])
     while engine.step().rows < rows:
         pass
-    for _ in range(WARM):
-        engine.step()
+    _generate(engine, rows * WARM)
     before, start = engine.drafted, time.perf_counter()
-    tokens = 0
-    for _ in range(TIMED):
-        turn = engine.step()
-        tokens += turn.tokens
-        if turn.ended:
-            raise ValueError(f"{rows} rows with {context} prompt tokens end before {TIMED} steps")
+    steps, tokens = _generate(engine, rows * TIMED)
     seconds = time.perf_counter() - start
-    after, steps = engine.drafted, TIMED * rows
+    after = engine.drafted
     return Rate(
         tokens / seconds,
-        (after.proposed - before.proposed) / steps,
-        (after.accepted - before.accepted) / steps,
+        (after.proposed - before.proposed) / (steps * rows),
+        (after.accepted - before.accepted) / (steps * rows),
     )
+
+
+def _generate(engine: Ours, least: int) -> tuple[int, int]:
+    """Runs the engine for so many tokens; returns its steps and tokens.
+
+    Raises:
+        ValueError: a row ended before.
+    """
+    steps = tokens = 0
+    while tokens < least:
+        turn = engine.step()
+        steps += 1
+        tokens += turn.tokens
+        if turn.ended:
+            raise ValueError(f"a row ended before {least} tokens of all rows")
+    return steps, tokens

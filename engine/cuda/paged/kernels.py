@@ -8,7 +8,9 @@ import mlx.core as mx
 
 from chairlift.cache.pages.kernels import KeysValues, Scoring
 from chairlift.cache.pages.step import ChunkPlace, KindStep, StepSizes, TileTable
+from chairlift.cache.pages.upload import Numbers
 from chairlift.cache.quantized import Quantization
+from chairlift.engine.cuda.host_memory import keep_on_host
 from chairlift.engine.cuda.paged import put as paged_put
 from chairlift.engine.cuda.paged.arrays import ChunkStep, TokenStep
 from chairlift.engine.cuda.paged.chunk_attention import chunk_attention
@@ -89,6 +91,9 @@ class CudaPages:
     ) -> TileTable:
         assert isinstance(form, Form)
         return tile_table(chunks, sizes, form)
+
+    def place(self, numbers: Numbers) -> None:
+        keep_on_host(numbers)
 
     def put(self, buffers: KeysValues, new: KeysValues, slots: mx.array) -> mx.array:
         if new.keys.dtype != new.values.dtype:

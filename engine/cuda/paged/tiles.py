@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from chairlift.cache.pages.step import ChunkPlace, StepSizes, TileTable
-from chairlift.cache.pages.upload import Numbers
+from chairlift.cache.pages.upload import Numbers, numbers_of
 from chairlift.engine.cuda.paged.chunk_attention import block_columns, blocks_per_tile, tile_tokens
 
 # A tile's columns are split if there are fewer blocks than this, about four for each processor of a
@@ -74,7 +74,7 @@ def tile_limits(tokens: int, row_limit: int, chunk_limit: int, form: Form) -> Ti
 def chunk_tiles(chunks: Sequence[ChunkPlace], rows: int, form: Form) -> tuple[Numbers, int]:
     """``ChunkStep.tiles`` of chunks and of the first ``rows`` tokens, and the slots they use."""
     size, columns = tile_tokens(form.group), block_columns(form.dim)
-    places = np.array(chunks, np.int32).reshape(-1, 4)
+    places = numbers_of(chunks, 4)
     counts = -(-places[:, 2] // size)
     owners = np.repeat(places, counts, axis=0)
     starts = size * (np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts))

@@ -161,7 +161,7 @@ class CompiledSteps:
         """Builds a step whose numbers are not known yet; None if its shape is not compiled."""
         if not self._checked or self._gives_up or self._routing is not None:
             return None
-        upload = Upload(form.numbers.parts)
+        upload = Upload(form.numbers.parts, form.memory.host)
         kinds, (tokens, positions) = form.numbers.on_device(upload.arrays)
         own = next(iter(kinds.values())).tokens
         step = PagedStep(form.memory, form.numbers, own, kinds, attention=form.attention)
@@ -170,6 +170,7 @@ class CompiledSteps:
         # Tiles that are not among the numbers would stay those of the other step.
         tiled = set(self._forms or ()) <= own.tiles.keys()
         if self._seen.get(shape, 0) <= STEADY or not tiled:
+            upload.drop()
             return None
         logits = self._compiled(step, tokens[:, None], needed)
         return BuiltStep(self, upload, step, shape, logits)

@@ -19,7 +19,7 @@ from chairlift.cache.pages.layer import PagedStep, paged_step
 from chairlift.cache.pages.memory import PagedMemory
 from chairlift.cache.pages.page import column_bounds, step_size
 from chairlift.cache.pages.step_parts import Division, PagedAttention
-from chairlift.cache.pages.upload import Numbers, uploaded
+from chairlift.cache.pages.upload import HostBuffers, Numbers, uploaded
 from chairlift.engine.model.chunk import Chunk, PackedTokens, packed_tokens
 from chairlift.engine.model.drafted import DraftedBand, row_runs
 from chairlift.engine.model.forward import Forward, Outcome
@@ -164,11 +164,16 @@ class PagedForward(Forward):
             positioned = positions is not None
             self._form = steps, StepForm(step.memory, step.attention, step.numbers, positioned)
 
-    def _upload(self, parts: Seq[Numbers]) -> Seq[mx.array]:
+    def _upload(self, parts: Seq[Numbers], buffers: HostBuffers) -> Seq[mx.array]:
         """Copies a step's numbers to the device, for the step that was built ahead if they fit."""
-        built, self._ahead = self._ahead, None
-        self._built = built if built is not None and built.upload.refill(parts) else None
-        return uploaded(parts) if self._built is None else self._built.upload.arrays
+        built, self._ahead, self._built = self._ahead, None, None
+        if built is None:
+            return uploaded(parts, buffers)
+        if not built.upload.refill(parts):
+            built.upload.drop()
+            return uploaded(parts, buffers)
+        self._built = built
+        return built.upload.arrays
 
     def _take_built(self) -> BuiltStep | None:
         built, self._built = self._built, None

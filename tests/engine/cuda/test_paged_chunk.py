@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from chairlift.cache.pages.kernels import KeysValues, Scoring
 from chairlift.cache.pages.step import ChunkPlace, step_numbers
-from chairlift.cache.pages.upload import uploaded
+from chairlift.cache.pages.upload import HostBuffers, uploaded
 from chairlift.cache.quantized import Quantization
 from chairlift.engine.cuda.paged import chunk_attention, tiles, token_attention
 from chairlift.engine.cuda.paged.arrays import ChunkStep
@@ -212,7 +212,7 @@ def check_step(step: Step, shape: Shape, backwards: bool) -> None:
         step.tail,
         step.row_limit,
     )
-    (kind,) = numbers.on_device(uploaded(numbers.parts)).kinds.values()
+    (kind,) = numbers.on_device(uploaded(numbers.parts, HostBuffers())).kinds.values()
     with emulated(chunk_attention, backwards), emulated(token_attention, backwards):
         scoring = Scoring(SCALE, shape.window, inputs.sinks, shape.softcap)
         result = CudaPages().attend(queries, new, inputs.pool, kind, scoring, None)

@@ -56,11 +56,8 @@ def _two_tokens(params: SamplingParams, drafts: list[list[int]]) -> list[list[in
     sampler = _sampler(params, rows)
     fed = [[0, *draft] for draft in drafts]
     logits = _model(np.array([token for row in fed for token in row]))
-    flat: Any = sampler.sample_drafts(logits, [0] * rows, drafts).outcomes.tolist()
-    outputs, line = [], 0
-    for draft in drafts:
-        outputs.append(accepted(draft, flat[line : line + len(draft) + 1]))
-        line += len(draft) + 1
+    sampled = sampler.sample_drafts(logits, [0] * rows, drafts)
+    outputs = accepted(drafts, np.array(sampled.outcomes))
     sampler.count(outputs)
     short = [row for row, output in enumerate(outputs) if len(output) == 1]
     if short:

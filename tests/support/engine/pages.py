@@ -11,6 +11,7 @@ import numpy as np
 from chairlift.cache.pages.kernels import KeysValues, Scoring
 from chairlift.cache.pages.page import PAGE_TOKENS, page_count
 from chairlift.cache.pages.step import ChunkPlace, KindStep, StepSizes, TileTable
+from chairlift.cache.pages.upload import Numbers
 from chairlift.cache.quantized import Quantization
 
 
@@ -139,6 +140,9 @@ class HostPages:
             if chunk.token >= sizes.rows:
                 owners[chunk.token : chunk.token + chunk.tokens] = chunk.sequence
         return TileTable(owners, 0)
+
+    def place(self, numbers: Numbers) -> None:
+        """The host's memory is the device's."""
 
     def put(self, buffers: KeysValues, new: KeysValues, slots: mx.array) -> mx.array:
         try:
