@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-# The cache counts as full above this share of its limit, and is emptied at most once in so many
-# steps, because allocating all buffers of a step again takes milliseconds. So does each step with a
-# full cache, so that it must not stay full for long.
-FULL = 0.9
-MIN_STEPS = 32
+# The cache counts as full above this share of its limit, and then keeps only so much of it. Not in
+# each step, because allocating buffers again takes milliseconds; nor does it stay full for long,
+# because each step with a full cache does so.
+FULL, KEPT = 0.9, 0.5
+MIN_STEPS = 16
 
 
 class BufferCache:
@@ -27,8 +27,10 @@ class BufferCache:
         self._steps = MIN_STEPS
 
     def trim(self) -> None:
-        """Empties the cache if it is full. Call it once a step."""
+        """Drops the buffers that were freed first if the cache is full. Call it once a step."""
         self._steps += 1
         if self._steps >= MIN_STEPS and mx.get_cache_memory() > FULL * self._max_bytes:
-            mx.clear_cache()
+            mx.set_cache_limit(int(KEPT * self._max_bytes))
+            mx.array(0.0)  # GPUs keep to a new limit when they next allocate anything
+            mx.set_cache_limit(self._max_bytes)
             self._steps = 0
