@@ -121,9 +121,9 @@ def runs(pid: int) -> bool:
 
 async def test_two_ranks_and_a_killed_one(tmp_path: Path) -> None:
     path = tiny_model_dir(tmp_path, "llama")
-    requests = [submission(prompt, 90) for prompt in prompts(9)]
+    requests = [submission(prompt, 90) for prompt in prompts(5)]
     expected = await alone(path, requests)
-    # Six rows fit when they join, and fewer once they have grown.
+    # Two rows fit when they join, and one once both have grown.
     async with two_ranks(path, max_rows=6, kv_memory=420 * 256, prefix_cache_bytes=1 << 22) as (
         client,
         stats,
@@ -135,19 +135,19 @@ async def test_two_ranks_and_a_killed_one(tmp_path: Path) -> None:
         compared = 0
         for reply, one in zip(await got, expected, strict=True):
             compared += one.assert_same(reply.tokens)
-        assert compared > 400
+        assert compared > 225
         assert sum(each.preemptions for each in stats)
         assert sum(each.prefix_hits for each in stats)
 
         # A rank that is lost costs a restart of all, and no token.
         pid, (other,) = client.pid, followers(client.pid)
-        again = [submission(prompt, 60) for prompt in prompts(4)]
+        again = [submission(prompt, 40) for prompt in prompts(4)]
         got = asyncio.create_task(replies(client, again))
         stats.clear()
         await until(lambda: sum(each.decode_tokens for each in stats) > 30)
         os.kill(other, signal.SIGKILL)
         for reply, one in zip(await got, expected, strict=False):
-            one = Reply(one.tokens[:60], one.ties[:60])
+            one = Reply(one.tokens[:40], one.ties[:40])
             one.assert_same(reply.tokens)
         assert client.pid not in (None, pid)
 
@@ -161,7 +161,7 @@ async def test_two_ranks_and_a_killed_one(tmp_path: Path) -> None:
 
 async def test_experts_on_two_ranks(tmp_path: Path) -> None:
     path = tiny_moe_dir(tmp_path)
-    requests = [submission(prompt, 90) for prompt in prompts(9)]
+    requests = [submission(prompt, 90) for prompt in prompts(5)]
     expected = await alone(path, requests)
     async with two_ranks(path, max_rows=6, kv_memory=420 * 256) as (client, stats):
         compared = 0
