@@ -1,4 +1,4 @@
-"""A real server that tests of clients share: a tiny model that passes for the default one."""
+"""Real servers that tests of clients share: one passes for the default model, both are tiny."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from support.api.server import Server, serving
 from support.models import write_tiny_default_gguf
+from support.tiny import tiny_model_dir
 
 from chairlift.engine.config import DEFAULT_MODEL
 
@@ -27,3 +28,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def base_url(server: Server) -> str:
     return f"{server.url}/v1"
+
+
+@pytest.fixture(scope="session")
+def tiny_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A tiny model whose tokens are bytes, under its own name: "tiny-llama"."""
+    folder = tmp_path_factory.mktemp("bytes")
+    with serving(folder, str(tiny_model_dir(folder, "llama"))) as server:
+        yield server

@@ -10,9 +10,8 @@ import ollama
 import pytest
 from support.api.api_server import Running, ending, running
 from support.api.fake_engine import FakeEngine, Scripted, model_info
-from support.api.server import Server, serving
+from support.api.server import Server
 from support.api.thinking_caller import ANSWER, CITIES, TEXT, THOUGHT, TOKENIZER, thinking_caller
-from support.tiny import tiny_model_dir
 
 from chairlift.api.admission.keys import ApiKey, KeyLimits, digest_of
 
@@ -23,14 +22,6 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required"
 
 
 # A real server with a tiny model
-
-
-@pytest.fixture(scope="module")
-def tiny_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("ollama")
-    model = tiny_model_dir(folder, "llama")
-    with serving(folder, str(model), "--served-model-name", NAME) as server:
-        yield server
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ The fields are those that the clients sent; prompts and schemas are our own.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
@@ -67,13 +68,26 @@ GUIDELLM_BODIES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("path", "body"), GUIDELLM_BODIES)
-async def test_guidellm_counts_tokens_in_every_chunk(
-    http: aiohttp.ClientSession, path: str, body: dict[str, Any]
-) -> None:
-    async with http.post(path, json={**STREAMED, **body}) as response:
-        text = await response.text()
-        assert response.status == 200, text
+@pytest.fixture(scope="module")
+def guidellm_streams(base_url: str) -> list[str]:
+    """The streams of all requests, which one batch computes."""
+
+    async def stream(http: aiohttp.ClientSession, path: str, body: dict[str, Any]) -> str:
+        async with http.post(path, json={**STREAMED, **body}) as response:
+            text = await response.text()
+            assert response.status == 200, text
+            return text
+
+    async def streams() -> list[str]:
+        async with aiohttp.ClientSession(base_url + "/") as http:
+            return await asyncio.gather(*(stream(http, *sent) for sent in GUIDELLM_BODIES))
+
+    return asyncio.run(streams())
+
+
+@pytest.mark.parametrize("number", range(len(GUIDELLM_BODIES)))
+def test_guidellm_counts_tokens_in_every_chunk(guidellm_streams: list[str], number: int) -> None:
+    text = guidellm_streams[number]
     *lines, done = [line[6:] for line in text.splitlines() if line.startswith("data: ")]
     assert done == "[DONE]"
     chunks = [json.loads(line) for line in lines]

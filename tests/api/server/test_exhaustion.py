@@ -64,7 +64,7 @@ async def test_more_connections_than_files(tiny: Path, tmp_path: Path) -> None:
         await server.healthy()
         port = int(server.url.rpartition(":")[2])
         started = asyncio.Event()
-        running = asyncio.create_task(streamed(server, 1000, on_start=started.set))
+        running = asyncio.create_task(streamed(server, 500, on_start=started.set))
         await started.wait()
         for _ in range(2 * FILES):
             stack.enter_context(socket.create_connection(("127.0.0.1", port), PATIENCE))

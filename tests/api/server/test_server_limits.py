@@ -53,13 +53,13 @@ async def test_sigterm_lets_streams_finish_within_the_drain_timeout(
     tiny: Path, tmp_path: Path
 ) -> None:
     ask = {"model": tiny.name, "prompt": "ab", "temperature": 0, **IGNORE_EOS}
-    with serving(tmp_path, str(tiny), "--max-rows", "32", "--drain-timeout", "4") as server:
+    with serving(tmp_path, str(tiny), "--max-rows", "32", "--drain-timeout", "2") as server:
         async with server.client() as client:
             # Never read, and larger than the socket's buffers, so it never ends.
             unread = await lenient(client).completions.create(
                 max_tokens=ENDLESS, n=24, stream=True, **ask
             )
-            short = await lenient(client).completions.create(max_tokens=60, stream=True, **ask)
+            short = await lenient(client).completions.create(max_tokens=20, stream=True, **ask)
             async with short:
                 chunks = aiter(short)
                 await anext(chunks)
