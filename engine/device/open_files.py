@@ -6,6 +6,7 @@ import resource
 
 from chairlift.engine.device.backend import import_mlx
 from chairlift.engine.device.light_httpx import import_httpx
+from chairlift.engine.device.light_hub import hub_client_later
 from chairlift.engine.device.transformers_cache import cache_transformers_scan
 
 
@@ -24,6 +25,7 @@ def import_mlx_lm() -> None:
     setrlimit = resource.setrlimit
     resource.setrlimit = lambda *_: None
     try:
-        import mlx_lm  # noqa: F401
+        with hub_client_later():
+            import mlx_lm  # noqa: F401
     finally:
         resource.setrlimit = setrlimit
