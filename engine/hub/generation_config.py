@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from chairlift.engine.errors import ModelError
 from chairlift.engine.hub.folder_check import read_object
 from chairlift.engine.hub.known_models import KnownModel, known_gguf, known_repository
-from chairlift.engine.hub.source import ModelSource
+
+if TYPE_CHECKING:  # it imports tqdm and asyncio, which worker processes do without
+    from chairlift.engine.hub.source import ModelSource
 
 AUTO: Literal["auto"] = "auto"
 NONE: Literal["none"] = "none"

@@ -35,7 +35,7 @@ class Person(BaseModel):
 
 ASK: dict[str, Any] = {
     "model": MODEL,
-    "messages": [{"role": "user", "content": "Ada is 36 years old and lives in London."}],
+    "messages": [{"role": "user", "content": "Who is Ada?"}],
     "max_tokens": 1500,
     "temperature": 0,
     # No second try: the first reply has to fit.

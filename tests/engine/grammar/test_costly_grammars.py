@@ -16,7 +16,7 @@ from support.tiny import SPECIALS, VOCAB_SIZE, tiny_model
 
 from chairlift.engine.grammar.compiler import Compiler
 from chairlift.engine.grammar.language import Lexicon, compiled
-from chairlift.engine.grammar.trial import walk
+from chairlift.engine.grammar.trial import middle, walk
 from chairlift.engine.messages import Grammar
 
 PROMPT = [7, 8, 9]
@@ -118,3 +118,9 @@ def test_no_mask_of_an_ambiguous_grammar_takes_long(seed: int) -> None:
                 draw.choice(np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist())
             )
             began = time.thread_time()
+
+
+@pytest.mark.parametrize("tokens", [{0}, {7, 8}, {3, 17, 90}, set(range(5, 96)), {95}])
+def test_the_middle_token_of_a_mask(tokens: set[int]) -> None:
+    mask = sum(1 << token for token in tokens).to_bytes(12, "little")
+    assert middle(mask) == sorted(tokens)[len(tokens) // 2]
