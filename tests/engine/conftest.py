@@ -37,8 +37,9 @@ def small_blocks() -> Iterator[None]:
 def _set_block_tokens(tokens: int) -> None:
     """Sets the sizes in each module that has imported them, also during the tests."""
     for module in list(sys.modules.values()):
-        for name in {"PAGE_TOKENS", "COLUMN_STEP"} & vars(module).keys():
-            setattr(module, name, tokens)
+        for name in ("PAGE_TOKENS", "COLUMN_STEP"):
+            if name in vars(module):
+                setattr(module, name, tokens)
 
 
 @pytest.fixture
