@@ -25,7 +25,7 @@ TEXT = (
     "sequences. Each step runs one batch; whoever is done makes room, and whoever waits takes the "
     "free seat. Nobody waits for the others to finish, and the mountain looks the same from every "
     "chair. In winter the snow is deep, and the first run of the day is the best of all. "
-) * 3
+)
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
