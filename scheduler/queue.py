@@ -35,6 +35,8 @@ class Queue:
         return len(self._ready) + len(self._blocked) + len(self._followers)
 
     def __iter__(self) -> Iterator[Sequence]:
+        if not (self._blocked or self._followers):
+            return iter(list(self._ready))
         return iter(sorted((*self._ready, *self._blocked, *self._followers), key=_rank))
 
     def __contains__(self, sequence: Sequence) -> bool:
@@ -96,11 +98,11 @@ class Queue:
     def check_integrity(self) -> None:
         """Asserts the invariants that hold between two calls."""
         self._followers.check_integrity()
-        sequences = list(self)
-        blocked = {*self._blocked, *self._followers}
-        assert len(blocked) == len(self._blocked) + len(self._followers)
-        assert self._choices == sum(len(s.choices) for s in sequences)
-        assert [s for s in sequences if s not in blocked] == list(self._ready)
+        ready = list(self._ready)
+        everyone = {*ready, *self._blocked, *self._followers}
+        assert len(everyone) == len(self)
+        assert self._choices == sum(len(s.choices) for s in everyone)
+        assert ready == sorted(ready, key=_rank)
 
 
 def _rank(sequence: Sequence) -> tuple[float, int, int]:

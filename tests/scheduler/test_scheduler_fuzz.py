@@ -40,7 +40,7 @@ def test_random_requests_break_no_limit_and_are_all_served(paged: bool) -> None:
 
 def _preemptions(prompt: int, output: int, limits: Limits) -> float:
     simulation = Simulation(limits, COST)
-    list(simulation.run([TraceRequest(i * 0.01, prompt, output, output) for i in range(12)]))
+    list(simulation.run([TraceRequest(i * 0.01, prompt, output, output) for i in range(10)]))
     preemptions: float = figures(simulation.measurements, simulation.budget)["preemptions"]
     return preemptions
 
@@ -66,7 +66,7 @@ def test_prompts_of_a_multiple_are_preempted_no_more_than_their_neighbours(
             bands=bands,
             band_bytes=5_000,
         )
-        preemptions = {n: _preemptions(n, 20, limits) for n in range(length - 1, length + 2)}
+        preemptions = {n: _preemptions(n, 12, limits) for n in range(length - 1, length + 2)}
         assert set(preemptions.values()) == {0}, (multiple, preemptions)
 
 

@@ -75,7 +75,7 @@ def test_an_early_end_costs_one_step_whose_token_is_discarded() -> None:
     ids=["plenty", "little memory", "paced", "recurrent", "pages", "few pages"],
 )
 def test_every_simulated_request_is_served_within_the_limits(limits: Limits) -> None:
-    traffic = replace(SHORT, requests=150, rate=60.0, outputs=Lengths(150, 0.3, 250))
+    traffic = replace(SHORT, requests=100, rate=60.0, outputs=Lengths(150, 0.3, 250))
     requests = list(traffic.draw())
     simulation = _simulate(Simulation(limits, COST, factors(0.3, 1)), requests)
     served, budget = simulation.measurements.served, simulation.budget
