@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gc
-import inspect
 import os
 import re
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -41,20 +39,6 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 os.environ.pop("OPENAI_API_KEY", None)
 
 
-def _remember_signatures() -> None:
-    """Classes of configurations ask for their own signature once for each key of a config.json: a
-    quarter of the time that a tiny model takes to make.
-    """
-    compute = inspect.signature
-    of_class = lru_cache(maxsize=256)(compute)
-
-    def signature(of: Any, **options: Any) -> inspect.Signature:
-        return of_class(of) if isinstance(of, type) and not options else compute(of, **options)
-
-    inspect.signature = signature
-
-
-_remember_signatures()
 _SYSTEM = re.compile(r"^pytestmark = .*\bpytest\.mark\.system\b", re.MULTILINE)
 
 
