@@ -18,7 +18,7 @@ from chairlift.engine.messages import SamplingParams
 from chairlift.engine.sampling.sampler import Sampler, SamplerRow
 
 VOCABULARY = 8
-DRAWS = 30_000
+DRAWS = 100_000
 # Quantiles of chi-square's distribution: of 63 and fewer degrees of freedom, exceeded once in 10^6.
 CHI_SQUARE = 127.0
 
