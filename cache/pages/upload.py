@@ -130,3 +130,9 @@ class Upload:
 def uploaded(parts: Sequence[Numbers], buffers: HostBuffers) -> Sequence[mx.array]:
     """Copies arrays to the device; see ``Upload``."""
     return Upload(parts, buffers).arrays
+
+
+def uploaded_words(numbers: NDArray[np.uint32], buffers: HostBuffers) -> mx.array:
+    """Copies one array of uint32 to the device; see ``Upload``."""
+    (array,) = uploaded([numbers.view(np.int32)], buffers)
+    return array.view(mx.uint32)

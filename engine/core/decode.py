@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
+from functools import partial
 from itertools import chain
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
 from chairlift.cache.capacity import Capacity, resize_order
 from chairlift.cache.kinds import Cache
+from chairlift.cache.pages.batch import PagedBatch
 from chairlift.cache.pages.page import step_size
+from chairlift.cache.pages.upload import uploaded_words
 from chairlift.cache.snapshot import Snapshot
 from chairlift.engine.model.drafted import DraftedBand
 from chairlift.engine.model.lora_routing import Slot
@@ -45,8 +49,9 @@ class DecodeBatch:
         self.rows: list[Sequence] = []
         self.bands = tuple(bands)
         self.joining: dict[Sequence, Snapshot] = {}
-        # Steps over pages have logits of recurring sizes, too.
-        self._sampler = Sampler(vocabulary, agree, step_size if self.queued else int)
+        # Steps over pages have logits of recurring sizes, too, and their own way to upload numbers.
+        size = step_size if self.queued else int
+        self._sampler = Sampler(vocabulary, agree, size, _upload_of(bands))
         self._sampler_row = sampler_row
         self._tokens = mx.zeros((0,), mx.int32)
 
@@ -226,6 +231,14 @@ class DecodeBatch:
                 band.reset()
             elif capacity != band.capacity:
                 band.resize(capacity)
+
+
+def _upload_of(bands: Seq[Cache]) -> Callable[[NDArray[np.uint32]], mx.array]:
+    """Copies numbers to the device of these caches."""
+    for band in bands:
+        if isinstance(band, PagedBatch):
+            return partial(uploaded_words, buffers=band.memory.host)
+    return mx.array
 
 
 def _dispatched(arrays: list[mx.array]) -> list[mx.array]:

@@ -21,45 +21,47 @@ class Drawing:
     """The rows to draw tokens for, in order; a row may occur again.
 
     Attributes:
-        rows: their numbers.
+        rows: their numbers, ``[rows]`` int32.
         temperature: ``[rows, 1]`` float32.
         top_k, top_p, min_p: as ``temperature``; None if no row has that filter.
         seeds: ``[rows]``.
     """
 
-    rows: list[int]
+    rows: mx.array
     temperature: mx.array
     top_k: mx.array | None
     top_p: mx.array | None
     min_p: mx.array | None
     seeds: NDArray[np.uint64]
+    _rows: list[int]
 
     @classmethod
     def of(cls, params: Seq[SamplingParams], rows: list[int]) -> Drawing:
         """The drawing of some rows of a batch with these parameters."""
         own = [params[row] for row in rows]
         return cls(
-            rows,
+            mx.array(rows, mx.int32),
             column(own, lambda p: p.temperature),
             column(own, lambda p: p.top_k) if any(p.top_k > 0 for p in own) else None,
             column(own, lambda p: p.top_p) if any(p.top_p < 1 for p in own) else None,
             column(own, lambda p: p.min_p) if any(p.min_p > 0 for p in own) else None,
             np.array([p.seed & _BITS for p in own], np.uint64),
+            rows,
         )
 
-    def keys(self, generated: Seq[int]) -> mx.array:
+    def keys(self, generated: Seq[int]) -> NDArray[np.uint32]:
         """The random key of each row's next token: ``[rows, 2]`` uint32 (splitmix64's finalizer).
 
         Args:
             generated: the number of output tokens of each row of the batch.
         """
-        positions = np.array([generated[row] for row in self.rows], np.uint64)
+        positions = np.array([generated[row] for row in self._rows], np.uint64)
         x = self.seeds * np.uint64(0x9E3779B97F4A7C15) + positions * np.uint64(0xD1B54A32D192ED03)
         x += np.uint64(1)
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         x ^= x >> np.uint64(31)
-        return mx.array(np.stack([x >> np.uint64(32), x], axis=-1).astype(np.uint32))
+        return np.stack([x >> np.uint64(32), x], axis=-1).astype(np.uint32)
 
 
 def column(params: Seq[SamplingParams], read: Callable[[SamplingParams], float]) -> mx.array:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
 from chairlift.engine.messages import SamplingParams
 from chairlift.engine.sampling.draw import sample_categorical
@@ -85,6 +86,7 @@ class Sampler:
         vocabulary: the last dimension of the logits.
         agree: maps this rank's outcomes to those of all ranks; see ``parallel.ranks.Ranks``.
         size: the number of lines to compute for so many rows, where sizes that recur are faster.
+        upload: copies the random keys of each step to the device.
     """
 
     def __init__(
@@ -92,10 +94,12 @@ class Sampler:
         vocabulary: int,
         agree: Callable[[mx.array], mx.array] = lambda outcomes: outcomes,
         size: Callable[[int], int] = int,
+        upload: Callable[[NDArray[np.uint32]], mx.array] = mx.array,
     ) -> None:
         self._vocabulary = vocabulary
         self._agree = agree
         self._size = size
+        self._upload = upload
         self._counts: TokenCounts | None = None
         self._set_rows([])
 
@@ -161,11 +165,12 @@ class Sampler:
         drawn = len(self._drawn)
         if drawn and drawn == count:
             drawing = self._drawing(len(logits))
-            chosen = _draw(logits, best, chosen, drawing, drawing.keys(generated))
+            keys = self._upload(drawing.keys(generated))
+            chosen = _draw(logits, best, chosen, drawing, keys)
         elif drawn:
             drawing = self._drawing(self._size(drawn))
-            index = mx.array(drawing.rows, mx.int32)
-            keys = drawing.keys(generated)
+            index = drawing.rows
+            keys = self._upload(drawing.keys(generated))
             picked = _draw(logits[index], best[index], chosen[index], drawing, keys)
             own = index[:drawn]
             chosen = chosen.at[own].add(picked[:drawn] - chosen[own])
@@ -215,7 +220,7 @@ class Sampler:
 
     def _repeated(self, owners: Seq[int]) -> Sampler:
         """A sampler, without counts, whose rows are those numbered ``owners``."""
-        other = Sampler(self._vocabulary, self._agree, self._size)
+        other = Sampler(self._vocabulary, self._agree, self._size, self._upload)
         other._rows = [self._rows[row] for row in owners]
         other._params = [self._params[row] for row in owners]
         other._drawn = _places(owners, self._drawn, len(self._rows))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from chairlift.cache.pages.upload import BUFFERS, HostBuffers, Upload, uploaded
+from chairlift.cache.pages.upload import BUFFERS, HostBuffers, Upload, uploaded, uploaded_words
 
 Shapes = list[tuple[int, ...]]
 SHAPES = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=3).map(tuple), min_size=1)
@@ -69,3 +69,11 @@ def test_a_recurring_size_has_a_few_buffers() -> None:
         (array,) = uploaded([np.full(20_000, number, np.int32)], buffers)
         assert array[-1].item() == number
     assert sizes == [1 << 15] * BUFFERS
+
+
+@given(st.lists(st.integers(0, (1 << 32) - 1), min_size=1, max_size=9))
+def test_words_keep_all_of_their_bits(numbers: list[int]) -> None:
+    words = np.array(numbers, np.uint32)
+    copied = uploaded_words(words, HostBuffers())
+    assert copied.dtype == mx.uint32
+    assert copied.tolist() == numbers
