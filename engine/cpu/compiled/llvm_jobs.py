@@ -5,8 +5,8 @@ takes at a time, whether threads share it, two counters, and the function's argu
 takes parts of its job until none is left. ``run`` publishes a job, takes parts, and returns when
 all parts are finished and no other thread reads the job. ``run_all`` does so for jobs that follow
 each other in memory. Another thread calls ``serve``, which takes parts of each job that is
-published, and returns when none was for some time. A job never waits for a thread that has not
-begun.
+published, and returns when none was for some time, but not while jobs of a ``run_all`` are left. A
+job never waits for a thread that has not begun.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from chairlift.engine.cpu.compiled.host_compiler import host_compiler
 # and of finished parts, and arguments; and its size. Each counter has a cache line of its own.
 FUNCTION, PARTS, SHARE, IS_SHARED, TAKEN, FINISHED, ARGUMENTS, SIZE = 0, 1, 2, 3, 8, 16, 24, 56
 # Numbers of the state that threads share: places of the published job, of the number of jobs that
-# were published, and of the threads that read one; and its size.
-PUBLISHED, COUNT, READERS, STATE_SIZE = 0, 8, 16, 24
+# were published, of the threads that read one, and whether a ``run_all`` has begun; and its size.
+PUBLISHED, COUNT, READERS, ACTIVE, STATE_SIZE = 0, 8, 16, 24, 32
 # Pauses of a waiting thread, after which it offers its core to others.
 _PATIENCE = 4096
 
@@ -37,7 +37,8 @@ class Pool(NamedTuple):
         run_all: arguments: the addresses of the state and of the first job, the number of jobs, and
             whether threads may share them. Each job begins when the one before it is finished.
         serve: arguments: the address of the state, the number of jobs that the thread has seen, and
-            the pauses after which it returns. Returns the number of jobs that it has seen then.
+            the pauses after which it returns, outside of ``run_all``. Returns the number of jobs
+            that it has seen then.
     """
 
     run: Callable[[int, int], None]
@@ -170,9 +171,13 @@ entry:
 define void @run_all(ptr %state, ptr %jobs, i64 %number, i64 %may_share) {{
 entry:
   %allowed = icmp ne i64 %may_share, 0
+  %active = getelementptr i64, ptr %state, i64 {ACTIVE}
+  br i1 %allowed, label %begin, label %next
+begin:
+  store atomic i64 1, ptr %active seq_cst, align 8
   br label %next
 next:
-  %i = phi i64 [0, %entry], [%i_next, %finished]
+  %i = phi i64 [0, %entry], [0, %begin], [%i_next, %finished]
   %place = mul i64 %i, {SIZE}
   %job = getelementptr i64, ptr %jobs, i64 %place
   %taken.at = getelementptr i64, ptr %job, i64 {TAKEN}
@@ -194,7 +199,12 @@ alone:
 finished:
   %i_next = add i64 %i, 1
   %more = icmp ult i64 %i_next, %number
-  br i1 %more, label %next, label %end
+  br i1 %more, label %next, label %all
+all:
+  br i1 %allowed, label %over, label %end
+over:
+  store atomic i64 0, ptr %active seq_cst, align 8
+  br label %end
 end:
   ret void
 }}
@@ -204,19 +214,32 @@ entry:
   %published = getelementptr i64, ptr %state, i64 {PUBLISHED}
   %count = getelementptr i64, ptr %state, i64 {COUNT}
   %readers = getelementptr i64, ptr %state, i64 {READERS}
+  %active = getelementptr i64, ptr %state, i64 {ACTIVE}
   br label %look
 look:
-  %seen = phi i64 [%known, %entry], [%seen, %rest], [%now, %left]
-  %n = phi i64 [0, %entry], [%n_next, %rest], [0, %left]
+  %seen = phi i64 [%known, %entry], [%seen, %again], [%now, %left]
+  %n = phi i64 [0, %entry], [%n_next, %again], [0, %left]
+  %turn = phi i64 [0, %entry], [%turn_next, %again], [0, %left]
   %now = load atomic i64, ptr %count seq_cst, align 8
   %new = icmp ne i64 %now, %seen
   br i1 %new, label %enter, label %idle
 idle:
-  %n_next = add i64 %n, 1
+  %runs = load atomic i64, ptr %active seq_cst, align 8
+  %ended = icmp eq i64 %runs, 0
+  %n_more = add i64 %n, 1
+  %n_next = select i1 %ended, i64 %n_more, i64 0
   %over = icmp ugt i64 %n_next, %pauses
   br i1 %over, label %end, label %rest
 rest:
   call void {pause}
+  %turn_next = add i64 %turn, 1
+  %rests = urem i64 %turn_next, {_PATIENCE}
+  %long = icmp eq i64 %rests, 0
+  br i1 %long, label %offer, label %again
+offer:
+  %ignored = call i32 @sched_yield()
+  br label %again
+again:
   br label %look
 enter:
   %others = atomicrmw add ptr %readers, i64 1 seq_cst

@@ -3,7 +3,7 @@
 A caller never waits for a thread that has not begun: it computes that thread's part itself. So a
 call takes no longer than the caller alone would need, even if other processes use the cores. After
 a job, a thread looks for the next one for some time before it sleeps, because waking it takes as
-long as a product of few tokens.
+long as a product of few tokens. It does not sleep before the jobs of a program have ended.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from chairlift.engine.cpu import cores
 from chairlift.engine.cpu.compiled import llvm_jobs
 from chairlift.engine.cpu.compiled.llvm_jobs import COUNT, STATE_SIZE, Pool
 
-# Seconds that a thread looks for the next job: longer than the other work of a layer.
-LOOKING_SECONDS = 200e-6
+# Seconds that a thread looks for the next job: longer than what Python does between two layers.
+LOOKING_SECONDS = 500e-6
 # Bytes of a cache line.
 _LINE = 64
 # Pauses from which their speed is measured.

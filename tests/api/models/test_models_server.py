@@ -7,7 +7,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -86,9 +86,10 @@ def engines(server: ServerProcess) -> set[int]:
     """The process ids of the engines."""
     found = set()
     for pid in server.children:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        if b"chairlift.engine" in command:
-            found.add(pid)
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if b"chairlift.engine" in command:
+                found.add(pid)
     return found
 
 

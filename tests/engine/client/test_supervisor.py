@@ -19,6 +19,7 @@ import pytest_asyncio
 from support.engine.poison import POISON, poisonable_model_dir
 from support.tiny import VOCAB_SIZE, tiny_model_dir
 
+from chairlift.engine.client import supervision
 from chairlift.engine.client.process_client import ProcessClient
 from chairlift.engine.client.stream import Stream
 from chairlift.engine.client.supervision import Supervision
@@ -175,6 +176,12 @@ def assert_same(replies: list[dict[int, Reply]], expected: list[dict[int, Reply]
             other = expected_choices[index]
             assert reply._replace(logprobs=[]) == other._replace(logprobs=[])
             assert reply.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+
+@pytest.fixture(autouse=True)
+def _starts_may_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside other tests, a start may take far longer than the first one did."""
+    monkeypatch.setattr(supervision, "START_FACTOR", 100.0)
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
 from collections.abc import Iterator
@@ -13,8 +14,11 @@ import pytest
 from chairlift.engine.cpu import cores
 from chairlift.engine.cpu.compiled import compiled_matmul, llvm_jobs, worker_threads
 from chairlift.engine.cpu.compiled.compiled_matmul import CompiledMatrix
-from chairlift.engine.cpu.compiled.llvm_jobs import PUBLISHED, READERS
-from chairlift.engine.cpu.compiled.worker_threads import WorkerThreads
+from chairlift.engine.cpu.compiled.host_compiler import Function
+from chairlift.engine.cpu.compiled.jobs import Program
+from chairlift.engine.cpu.compiled.llvm_jobs import ACTIVE, PUBLISHED, READERS
+from chairlift.engine.cpu.compiled.worker_threads import LOOKING_SECONDS, WorkerThreads
+from chairlift.engine.cpu.views import LastingMemory
 
 pytestmark = pytest.mark.skipif(llvm_jobs.compiled() is None, reason="llvmlite is not installed")
 
@@ -36,13 +40,13 @@ class Products:
     def __init__(self) -> None:
         rng = np.random.default_rng(0)
         weights = rng.normal(size=(400, 90)).astype(np.float32)
-        self._matrix = CompiledMatrix([mx.array(weights)])
-        self._x = rng.normal(size=(3, 90)).astype(np.float32)
-        self._expected = self._x @ weights.T
+        self.matrix = CompiledMatrix([mx.array(weights)])
+        self.x = rng.normal(size=(3, 90)).astype(np.float32)
+        self._expected = self.x @ weights.T
 
     def check(self, count: int) -> None:
         for _ in range(count):
-            assert np.allclose(self._matrix(self._x), self._expected, atol=1e-3)
+            assert np.allclose(self.matrix(self.x), self._expected, atol=1e-3)
 
 
 def test_many_jobs_after_each_other_are_computed_whole(threads: WorkerThreads) -> None:
@@ -82,6 +86,35 @@ def test_threads_without_jobs_sleep(threads: WorkerThreads) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.001)
     Products().check(20)
+
+
+@pytest.mark.parametrize("looks", [True, False])
+def test_threads_stay_awake_until_a_program_ends(
+    threads: WorkerThreads, monkeypatch: pytest.MonkeyPatch, looks: bool
+) -> None:
+    """However long its jobs take that one thread computes alone."""
+    monkeypatch.setattr(cores, "available", lambda: 2)
+    threads.set(2)
+    threads.looks = looks
+    awake: list[tuple[bool, bool]] = []
+
+    def compute_alone(job: int) -> None:
+        begin = not threads._workers[0].sleeps
+        time.sleep(20 * LOOKING_SECONDS)
+        awake.append((begin, not threads._workers[0].sleeps))
+
+    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(compute_alone)
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    assert address is not None
+    program, products, memory = Program(), Products(), LastingMemory()
+    products.matrix.multiply(products.x, memory, memory, program.add)
+    program.add(Function(address, function), parts=1, is_shared=False)
+    deadline = time.monotonic() + 60
+    while (True, True) not in awake:
+        assert time.monotonic() < deadline
+        program.run()
+    assert (True, False) not in awake
+    assert threads._state[ACTIVE] == 0
 
 
 def test_on_one_core_no_thread_is_woken(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import signal
 import time
 from collections.abc import Iterator
@@ -13,6 +12,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import worker_jobs as jobs
+from support.paths import TESTS
 
 from chairlift.engine.device.priority import MAX_NICENESS, NICENESS
 from chairlift.engine.errors import GrammarError, QueueFull, RequestError
@@ -21,6 +22,9 @@ from chairlift.engine.workers.job import MAX_FIXTURES, Fixture, Job, TooExpensiv
 from chairlift.engine.workers.pool import CLIENT, MAX_WAITING, MAX_WAITING_OF_ONE, Workers
 from chairlift.engine.workers.process import WorkerProcess
 from chairlift.engine.workers.turns import Turns
+
+# A process imports them before its first job: the time of an import is no job's.
+MODULES = (jobs.__name__,)
 
 
 @pytest.fixture(autouse=True)
@@ -36,77 +40,19 @@ def outcomes() -> list[str]:
 
 @pytest.fixture(scope="module")
 def workers(outcomes: list[str]) -> Iterator[Workers]:
-    # NOTE: The children import this module by its name.
+    # NOTE: The children import the jobs by the module's name.
     os.environ["PYTHONPATH"] = os.pathsep.join(
-        filter(None, (os.path.dirname(__file__), os.environ.get("PYTHONPATH")))
+        filter(None, (str(TESTS), os.environ.get("PYTHONPATH")))
     )
-    workers = Workers((), record=outcomes.append)
+    workers = Workers(MODULES, record=outcomes.append)
     yield workers
     workers.close()
 
 
-# Jobs, which the children import.
-
-
-def _niceness() -> int:
-    return os.getpriority(os.PRIO_PROCESS, 0)
-
-
-retained: list[bytes] = []
-
-
-def identity(value: Any) -> Any:
-    return value
-
-
-def hang_in_native_code() -> None:
-    re.match(r"(a*)*b", "a" * 40)
-
-
-def take_memory(size: int) -> int:
-    return len(b"x" * size)
-
-
-def retain(size: int) -> int:
-    retained.append(b"x" * size)
-    return os.getpid()
-
-
-def refuse(kind: str) -> None:
-    raise RequestError("no", "field") if kind == "request" else GrammarError("bad")
-
-
-def bug() -> None:
-    raise KeyError("a bug")
-
-
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def print_much() -> str:
-    os.write(1, b"x" * 100_000)
-    print("more")
-    return "done"
-
-
-def load_fixture(value: str) -> tuple[str, int]:
-    return value, os.getpid()
-
-
-def with_fixture(fixture: tuple[str, int], other: int) -> tuple[str, bool, int]:
-    return fixture[0], fixture[1] == os.getpid(), other
-
-
-def wait(seconds: float) -> float:
-    time.sleep(seconds)
-    return time.monotonic()
-
-
 async def test_a_job_returns_its_functions_value(workers: Workers) -> None:
     for value in (1, "text" * 1_000_000, {"a": [b"x"]}, None):
-        assert await workers.run(Job(identity, (value,))) == value
-    assert await workers.run(Job(print_much, ())) == "done"
+        assert await workers.run(Job(jobs.identity, (value,))) == value
+    assert await workers.run(Job(jobs.print_much, ())) == "done"
 
 
 @pytest.mark.slow
@@ -115,28 +61,28 @@ async def test_native_code_that_hangs_is_killed_at_its_time_limit(
 ) -> None:
     began = time.monotonic()
     with pytest.raises(TooExpensive, match=r"takes longer than 0\.5 s"):
-        await workers.run(Job(hang_in_native_code, (), cpu_seconds=0.5))
+        await workers.run(Job(jobs.hang_in_native_code, (), cpu_seconds=0.5))
     assert time.monotonic() - began < 30  # 2^40 steps would take hours
     assert outcomes[-1] == "ended"
-    assert await workers.run(Job(identity, (1,))) == 1
+    assert await workers.run(Job(jobs.identity, (1,))) == 1
     assert outcomes[-1] == "done"
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="macOS limits no memory")
-@pytest.mark.parametrize("job", [Job(take_memory, (4 << 30,)), Job(die, ())])
+@pytest.mark.parametrize("job", [Job(jobs.take_memory, (4 << 30,)), Job(jobs.die, ())])
 async def test_a_job_that_kills_its_process_fails_alone(workers: Workers, job: Job) -> None:
     with pytest.raises(TooExpensive, match="memory or stack"):
         await workers.run(job)
-    assert await workers.run(Job(identity, (1,))) == 1
+    assert await workers.run(Job(jobs.identity, (1,))) == 1
 
 
 @pytest.mark.slow
 async def test_a_process_that_retains_much_memory_is_replaced() -> None:
-    workers = Workers((), processes=1)
+    workers = Workers(MODULES, processes=1)
     try:
         # On a busy machine, half a gigabyte takes seconds.
-        jobs = [Job(retain, (n << 20,), cpu_seconds=60) for n in (1, 520, 1)]
-        first, second, third = [await workers.run(job) for job in jobs]
+        many = [Job(jobs.retain, (n << 20,), cpu_seconds=60) for n in (1, 520, 1)]
+        first, second, third = [await workers.run(job) for job in many]
     finally:
         workers.close()
     assert first == second != third
@@ -144,12 +90,12 @@ async def test_a_process_that_retains_much_memory_is_replaced() -> None:
 
 async def test_errors_keep_their_type_and_fields(workers: Workers, outcomes: list[str]) -> None:
     with pytest.raises(RequestError) as caught:
-        await workers.run(Job(refuse, ("request",)))
+        await workers.run(Job(jobs.refuse, ("request",)))
     assert (str(caught.value), caught.value.param) == ("no", "field")
     with pytest.raises(GrammarError, match="bad"):
-        await workers.run(Job(refuse, ("grammar",)))
+        await workers.run(Job(jobs.refuse, ("grammar",)))
     with pytest.raises(WorkerFailed, match="KeyError"):
-        await workers.run(Job(bug, ()))
+        await workers.run(Job(jobs.bug, ()))
     assert outcomes[-1] == "refused"
 
 
@@ -159,16 +105,16 @@ async def test_a_fixture_is_loaded_once_in_each_process(workers: Workers) -> Non
 
     def make() -> tuple[Any, tuple[str]]:
         loads.append(1)
-        return load_fixture, ("kept",)
+        return jobs.load_fixture, ("kept",)
 
     fixture = Fixture(make)
     for number in range(6):
-        job = Job(with_fixture, (number,), fixture=fixture)
+        job = Job(jobs.with_fixture, (number,), fixture=fixture)
         assert await workers.run(job) == ("kept", True, number)
     assert 1 <= len(loads) <= 2
     with pytest.raises(TooExpensive):
-        await workers.run(Job(hang_in_native_code, (), cpu_seconds=0.2))
-    assert await workers.run(Job(with_fixture, (7,), fixture=fixture)) == ("kept", True, 7)
+        await workers.run(Job(jobs.hang_in_native_code, (), cpu_seconds=0.2))
+    assert await workers.run(Job(jobs.with_fixture, (7,), fixture=fixture)) == ("kept", True, 7)
 
 
 async def test_a_job_gets_its_own_fixture_and_a_process_keeps_those_used_last(
@@ -180,28 +126,28 @@ async def test_a_job_gets_its_own_fixture_and_a_process_keeps_those_used_last(
     def fixture(number: int) -> Fixture:
         def make() -> tuple[Any, tuple[int]]:
             loads.append(number)
-            return identity, (number,)
+            return jobs.identity, (number,)
 
         return Fixture(make)
 
     fixtures = [fixture(number) for number in range(MAX_FIXTURES + 1)]
-    one = Workers((), processes=1)
+    one = Workers(MODULES, processes=1)
     try:
         for number in (*range(MAX_FIXTURES), 0, MAX_FIXTURES, 0, 1):
-            assert await one.run(Job(identity, (), fixture=fixtures[number])) == number
+            assert await one.run(Job(jobs.identity, (), fixture=fixtures[number])) == number
     finally:
         one.close()
     assert loads == [*range(MAX_FIXTURES + 1), 1]
 
 
 async def test_a_client_with_many_jobs_does_not_delay_another() -> None:
-    workers = Workers((), processes=1)
+    workers = Workers(MODULES, processes=1)
     try:
         CLIENT.set("greedy")
-        greedy = [asyncio.create_task(workers.run(Job(wait, (0.05,)))) for _ in range(10)]
+        greedy = [asyncio.create_task(workers.run(Job(jobs.wait, (0.05,)))) for _ in range(10)]
         await asyncio.sleep(0.01)
         CLIENT.set("other")
-        other = await workers.run(Job(wait, (0.05,)))
+        other = await workers.run(Job(jobs.wait, (0.05,)))
         ended = sorted(await asyncio.gather(*greedy))
         assert sum(moment < other for moment in ended) <= 2
     finally:
@@ -210,19 +156,19 @@ async def test_a_client_with_many_jobs_does_not_delay_another() -> None:
 
 async def test_the_queue_is_bounded_for_each_client_and_in_total() -> None:
     outcomes: list[str] = []
-    workers = Workers((), processes=1, record=outcomes.append)
+    workers = Workers(MODULES, processes=1, record=outcomes.append)
     tasks: list[asyncio.Task[Any]] = []
 
     async def fill(client: str, count: int) -> None:
         CLIENT.set(client)
-        tasks.extend(asyncio.create_task(workers.run(Job(wait, (60,)))) for _ in range(count))
+        tasks.extend(asyncio.create_task(workers.run(Job(jobs.wait, (60,)))) for _ in range(count))
         await asyncio.sleep(0.01)
 
     try:
         await fill("first", MAX_WAITING_OF_ONE + 2)
         CLIENT.set("first")
         with pytest.raises(QueueFull):
-            await workers.run(Job(identity, (1,)))
+            await workers.run(Job(jobs.identity, (1,)))
         for number in range(MAX_WAITING // MAX_WAITING_OF_ONE):
             await fill(str(number), MAX_WAITING_OF_ONE)
         # The last client has no job yet; on a busy machine a few others may have ended by now.
@@ -237,33 +183,33 @@ async def test_the_queue_is_bounded_for_each_client_and_in_total() -> None:
 
 
 async def test_a_process_that_has_died_is_replaced_silently(workers: Workers) -> None:
-    await workers.run(Job(identity, (1,)))
+    await workers.run(Job(jobs.identity, (1,)))
     for pid in workers.pids:
         os.kill(pid, signal.SIGKILL)
     await asyncio.sleep(0.2)
     for _ in range(4):
-        assert await workers.run(Job(identity, (1,))) == 1
+        assert await workers.run(Job(jobs.identity, (1,))) == 1
 
 
 async def test_closing_kills_busy_processes() -> None:
-    workers = Workers((), processes=1)
-    assert await workers.run(Job(identity, (1,))) == 1
+    workers = Workers(MODULES, processes=1)
+    assert await workers.run(Job(jobs.identity, (1,))) == 1
     (pid,) = workers.pids
-    running = asyncio.create_task(workers.run(Job(wait, (60,))))
+    running = asyncio.create_task(workers.run(Job(jobs.wait, (60,))))
     await asyncio.sleep(0.1)
     workers.close()
     with pytest.raises((TooExpensive, WorkerFailed)):
         await asyncio.wait_for(running, 180)
     with pytest.raises(WorkerFailed):
-        await workers.run(Job(identity, (1,)))
+        await workers.run(Job(jobs.identity, (1,)))
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
 
 async def test_closing_with_cancelled_callers() -> None:
-    workers = Workers((), processes=1)
-    running = asyncio.create_task(workers.run(Job(wait, (60,))))
-    waiting = [asyncio.create_task(workers.run(Job(identity, (1,)))) for _ in range(3)]
+    workers = Workers(MODULES, processes=1)
+    running = asyncio.create_task(workers.run(Job(jobs.wait, (60,))))
+    waiting = [asyncio.create_task(workers.run(Job(jobs.identity, (1,)))) for _ in range(3)]
     await asyncio.sleep(0.1)
     waiting[1].cancel()
     await asyncio.sleep(0)
@@ -275,9 +221,9 @@ async def test_closing_with_cancelled_callers() -> None:
 
 
 async def test_a_job_waits_for_a_process_that_is_starting() -> None:
-    workers = Workers((), processes=2)
+    workers = Workers(MODULES, processes=2)
     workers.warm()
-    assert await workers.run(Job(identity, (1,))) == 1
+    assert await workers.run(Job(jobs.identity, (1,))) == 1
     assert len(workers.pids) == 1
     workers.close()
 
@@ -295,9 +241,9 @@ async def test_a_job_whose_process_failed_to_start_tries_again(
 
     monkeypatch.setattr(WorkerProcess, "start", fails_late_once)
     monkeypatch.setattr(pool, "WAIT_SECONDS", 0.5)
-    workers = Workers((), processes=1)
+    workers = Workers(MODULES, processes=1)
     try:
-        assert await workers.run(Job(identity, (1,))) == 1
+        assert await workers.run(Job(jobs.identity, (1,))) == 1
     finally:
         workers.close()
 
@@ -325,4 +271,4 @@ def test_clients_take_turns_and_keep_their_order(owners: list[str]) -> None:
 
 async def test_a_worker_gives_way_to_the_engine(workers: Workers) -> None:
     own = os.getpriority(os.PRIO_PROCESS, 0)
-    assert await workers.run(Job(_niceness, ())) == min(own + NICENESS, MAX_NICENESS)
+    assert await workers.run(Job(jobs.niceness, ())) == min(own + NICENESS, MAX_NICENESS)
