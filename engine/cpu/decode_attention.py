@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from chairlift.engine.cpu import decoder_layer
+from chairlift.engine.cpu.decoder import layer as decoder_layer
+from chairlift.engine.cpu.decoder import stack
 from chairlift.engine.cpu.host_attention import NORMS, PROJECTIONS, HostAttention
 from chairlift.engine.cpu.host_linear import LINEAR
 from chairlift.engine.cpu.kernels import SharedRope
@@ -29,7 +30,9 @@ def install(model: Any) -> None:
     count = sum(map(_replace, layers))
     if count:
         whole = decoder_layer.install(layers)
-        log.info("decode on the host: %d attention layers, %d decoder layers", count, whole)
+        at_once = "in one call" if stack.install(model) else "one by one"
+        parts = "decode on the host: %d attention layers, %d decoder layers, %s"
+        log.info(parts, count, whole, at_once)
 
 
 def _replace(layer: Any) -> bool:

@@ -49,6 +49,7 @@ class HostAttention:
 
     Attributes:
         products: its products.
+        angle_settings: layers with the same have the same ``angles``; see ``SharedRope.settings``.
 
     Args:
         layer: its projections have host products, those of queries, keys and values in one group.
@@ -60,6 +61,7 @@ class HostAttention:
         self._products: Products = layer.q_proj.products
         self._output: Products = layer.o_proj.products
         self._dim: int = layer.rope.dims
+        self.angle_settings: int = layer.rope.settings
         self._norms = [Norm(layer[name], self._dim) for name in NORMS if name in layer]
         projections = [layer[name] for name in PROJECTIONS]
         biases = [
@@ -123,7 +125,10 @@ class HostAttention:
             norm.build(build, part, part)
         heads = queries.shape[1]
         both = product[:, : self._products.matrix.stops[2]].reshape(tokens, -1, dim)
-        cosines, sines = (build.array(name, tokens, dim // 2) for name in ("cosines", "sines"))
+        cosines, sines = (
+            build.array(f"{name} {self.angle_settings}", tokens, dim // 2)
+            for name in ("cosines", "sines")
+        )
         rotated = build.rotated("rotated", both, cosines, sines)
         return Projected(cosines, sines, rotated[:, :heads], rotated[:, heads:], values)
 

@@ -86,6 +86,11 @@ class SharedRope(Module):
         return table
 
     @property
+    def settings(self) -> int:
+        """The same number for layers with the same settings."""
+        return id(self._tables)
+
+    @property
     def dims(self) -> int:
         """The number of a head's dimensions that are rotated."""
         return self._dims

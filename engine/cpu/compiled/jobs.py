@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -20,6 +21,8 @@ from chairlift.engine.cpu.compiled.llvm_jobs import (
 )
 from chairlift.engine.cpu.views import Scratch, aligned
 
+# One line for each job.
+Table = NDArray[np.int64]
 # Jobs of fewer numbers end before another thread has begun.
 MIN_SHARED = 1 << 17
 # Parts that each thread takes of a job: a thread that lost its core delays one of them.
@@ -71,8 +74,11 @@ class Program:
 
     def __init__(self) -> None:
         self._jobs: list[_Job] = []
-        self._table: NDArray[np.int64] | None = None
-        self._address = self._threads = 0
+        self._table: Table | None = None
+        self._threads = 0
+
+    def __len__(self) -> int:
+        return len(self._jobs)
 
     def add(self, function: Function, *arguments: int, parts: int, is_shared: bool) -> int:
         """See ``Run``; ``run`` computes the job. Returns its number."""
@@ -95,18 +101,47 @@ class Program:
         """Computes all jobs."""
         threads = worker_threads.shared.get()
         if self._table is None or threads != self._threads:
-            self._make_table(threads)
-        worker_threads.shared.run_all(self._address, len(self._jobs))
+            self.write(_table(len(self)) if self._table is None else self._table, threads)
+        assert self._table is not None
+        worker_threads.shared.run_all(self._table.ctypes.data, len(self))
 
-    def _make_table(self, threads: int) -> None:
-        size = len(self._jobs) * SIZE
-        table = aligned(size * np.dtype(np.int64).itemsize).view(np.int64).reshape(-1, SIZE)
+    def write(self, table: Table, threads: int) -> None:
+        """Writes the jobs to a table, where ``change`` changes them from now on."""
+        self._table, self._threads = table, threads
         for line, job in zip(table, self._jobs, strict=True):
             _fill(line, job, threads)
-        self._table, self._address, self._threads = table, table.ctypes.data, threads
 
 
-def _fill(line: NDArray[np.int64], job: _Job, threads: int) -> None:
+class ProgramChain:
+    """Programs of which any that follow each other are computed in one call."""
+
+    def __init__(self, programs: Sequence[Program]) -> None:
+        self._programs = programs
+        self._starts = [*accumulate(map(len, programs), initial=0)]
+        self._table = _table(self._starts[-1])
+        self._address, self._threads = self._table.ctypes.data, 0
+
+    def run(self, start: int, stop: int) -> None:
+        """Computes the programs from number ``start`` to before ``stop``."""
+        threads = worker_threads.shared.get()
+        if threads != self._threads:
+            self._write(threads)
+        first, end = self._starts[start], self._starts[stop]
+        address = self._address + first * SIZE * self._table.itemsize
+        worker_threads.shared.run_all(address, end - first)
+
+    def _write(self, threads: int) -> None:
+        self._threads = threads
+        for program, first in zip(self._programs, self._starts, strict=False):
+            program.write(self._table[first : first + len(program)], threads)
+
+
+def _table(jobs: int) -> Table:
+    """An uninitialized table of jobs, as ``llvm_jobs`` reads it."""
+    return aligned(jobs * SIZE * np.dtype(np.int64).itemsize).view(np.int64).reshape(-1, SIZE)
+
+
+def _fill(line: Table, job: _Job, threads: int) -> None:
     """Writes a job as ``llvm_jobs`` reads it; its counters are zero."""
     parts, is_shared = job.parts, job.is_shared and threads > 1
     share = max(1, parts // (threads * _PARTS)) if is_shared else parts

@@ -59,7 +59,8 @@ def attend(
     assert kernel is not None
     scaled = np.multiply(queries, np.float32(scale), order="C")
     result = np.empty(queries.shape, np.float32)
-    job = _job(scaled, keys, values, result, counts, begun)
+    addresses = [array.ctypes.data for array in (scaled, keys, values, result)]
+    job = _job(scaled.shape, keys, values, addresses, counts, begun)
     run_shared(kernel.rows, *job.arguments, parts=job.parts, is_shared=job.is_shared)
     return result
 
@@ -90,8 +91,12 @@ class AttentionJobs:
         tokens, heads, dim = queries.shape
         if kernel is None or dim % kernel.outputs:
             raise NoProgramError
-        self._program, self._new = program, (keys, values)
-        self._scaled, self._result = scaled, result
+        self._program, self._scaled = program, scaled
+        self._new = [
+            (new.ctypes.data, new.strides[0] // new.itemsize, *new.shape) for new in (keys, values)
+        ]
+        # An address takes longer to ask for than the rest of a job's arguments.
+        self._addresses = scaled.ctypes.data, result.ctypes.data
         self._scale = np.array([scale], np.float32)
         program.add(
             kernel.scale,
@@ -112,21 +117,21 @@ class AttentionJobs:
         places = step.places
         if not supports(self._scaled, places.keys, places.values):
             return False
-        for number, new, buffer in zip(
-            self._scatters, self._new, (places.keys, places.values), strict=True
+        cached = places.keys.ctypes.data, places.values.ctypes.data
+        written = places.rows.ctypes.data, places.columns.ctypes.data
+        for number, (new, line, tokens, heads, dim), buffer, address in zip(
+            self._scatters, self._new, (places.keys, places.values), cached, strict=True
         ):
-            tokens, heads, dim = new.shape
             self._program.change(
                 number,
-                *(new.ctypes.data, buffer.ctypes.data),
-                *(places.rows.ctypes.data, places.columns.ctypes.data),
-                *(heads, dim, new.strides[0] // new.itemsize),
+                *(new, address, *written, heads, dim, line),
                 *(stride // buffer.itemsize for stride in buffer.strides[:3]),
                 parts=tokens,
                 is_shared=False,
             )
-        cached = places.keys, places.values
-        job = _job(self._scaled, *cached, self._result, step.counts, step.begun)
+        scaled, result = self._addresses
+        buffers = places.keys, places.values
+        job = _job(self._scaled.shape, *buffers, (scaled, *cached, result), step.counts, step.begun)
         self._tiles = job.tiles  # until the program has run
         self._program.change(self._attend, *job.arguments, parts=job.parts, is_shared=job.is_shared)
         return True
@@ -142,25 +147,28 @@ class _Attention(NamedTuple):
 
 
 def _job(
-    scaled: Floats,
+    shape: tuple[int, ...],
     keys: Floats,
     values: Floats,
-    result: Floats,
+    addresses: Sequence[int],
     counts: Sequence[int],
     begun: Sequence[int],
 ) -> _Attention:
-    """As ``attend``, for queries that are multiplied by the scale."""
-    tokens, heads, dim = scaled.shape
+    """As ``attend``, for queries of this shape that are multiplied by the scale.
+
+    Args:
+        addresses: of the queries, keys, values and the result.
+    """
+    tokens, heads, dim = shape
     rows, key_heads, columns, _ = keys.shape
     assert len(counts) <= rows
     assert sum(counts) == tokens
     assert max(map(add, counts, begun)) <= columns
     steps = [stride // 4 for array in (keys, values) for stride in array.strides[:3]]
     most = max(1, MAX_QUERIES // (heads // key_heads))
-    tiles, seen = _tiles(tuple(counts), tuple(begun), most)
-    arrays = (scaled, keys, values, result, tiles)
+    tiles, address, seen = _tiles(tuple(counts), tuple(begun), most)
     return _Attention(
-        (*(array.ctypes.data for array in arrays), heads, key_heads, dim, dim, *steps),
+        (*addresses, address, heads, key_heads, dim, dim, *steps),
         len(tiles) * key_heads,
         seen * key_heads * dim >= MIN_SHARED,
         tiles,
@@ -170,8 +178,9 @@ def _job(
 @functools.lru_cache(maxsize=8)
 def _tiles(
     counts: tuple[int, ...], begun: tuple[int, ...], most: int
-) -> tuple[NDArray[np.int64], int]:
-    """The tiles of at most ``most`` tokens (see ``llvm_row_attention``), and the columns they see.
+) -> tuple[NDArray[np.int64], int, int]:
+    """The tiles of at most ``most`` tokens (see ``llvm_row_attention``), their address, and the
+    columns they see.
 
     Cached, because all layers of a step have the same.
     """
@@ -182,4 +191,4 @@ def _tiles(
         for done in range(0, count, most)
     ]
     array = np.array(tiles, np.int64).reshape(-1, 4)
-    return array, int(array[:, 3].sum())
+    return array, array.ctypes.data, int(array[:, 3].sum())

@@ -81,10 +81,16 @@ class HostDecoderLayer:
             self._before_mlp = Norm(layer.pre_feedforward_layernorm, inputs)
             self._after_mlp = Norm(layer.post_feedforward_layernorm, inputs)
         self._programs = _Programs()
+        self._names = "x", "middle"
+
+    def arrange(self, read: str, write: str) -> None:
+        """Sets the names of the arrays that programs read and write; see ``ProgramBuilder``."""
+        self._names = read, write
+        self._programs = _Programs()
 
     def __call__(self, x: Floats, mask: DecodeMask, cache: DecodeCache) -> Floats:
         """See ``HostDecode``."""
-        if (step := self._step(len(x))) is not None:
+        if (step := self.step(len(x))) is not None:
             return step(x, mask, cache)
         part = self._attention(self._before_attention(x), mask, cache)
         middle: Floats = x + (self._after_attention(part) if self._after_attention else part)
@@ -92,7 +98,7 @@ class HostDecoderLayer:
         middle += self._after_mlp(part) if self._after_mlp else part
         return middle
 
-    def _step(self, tokens: int) -> _Step | None:
+    def step(self, tokens: int) -> Step | None:
         """The programs for some tokens; None if one call at a time has to compute the layer."""
         products = *self._attention.products, *self._mlp.products
         if tokens > _MAX_TOKENS or any(each.addition is not None for each in products):
@@ -105,9 +111,10 @@ class HostDecoderLayer:
                 steps[tokens] = None
         return steps[tokens]
 
-    def _build(self, tokens: int) -> _Step:
+    def _build(self, tokens: int) -> Step:
         before, after = ProgramBuilder(), ProgramBuilder()
-        x = before.array("x", tokens, self._inputs)
+        read, write = self._names
+        x = before.array(read, tokens, self._inputs)
         normed = before.array("normed", tokens, self._inputs)
         projected = self._attention.build_before(
             before, self._before_attention.build(before, x, normed)
@@ -116,7 +123,7 @@ class HostDecoderLayer:
         part = self._attention.build_after(after, mixed.reshape(tokens, -1))
         if self._after_attention is not None:
             part = self._after_attention.build(after, part, part)
-        middle = after.sum(x, part, after.array("middle", tokens, self._inputs))
+        middle = after.sum(x, part, after.array(write, tokens, self._inputs))
         part = self._mlp.build(after, self._before_mlp.build(after, middle, normed))
         if self._after_mlp is not None:
             part = self._after_mlp.build(after, part, part)
@@ -129,10 +136,10 @@ class HostDecoderLayer:
             attention = None
         whole.program.extend(after.program)
         programs = before.program, after.program, whole.program
-        return _Step(self._attention, x, projected, mixed, middle, *programs, attention)
+        return Step(self._attention, x, projected, mixed, middle, *programs, attention)
 
 
-class _Step(NamedTuple):
+class Step(NamedTuple):
     """The programs of a layer for a number of tokens, and the arrays that they share.
 
     Attributes:
@@ -155,9 +162,8 @@ class _Step(NamedTuple):
         """See ``HostDecode``."""
         projected = self.projected
         self.x[...] = x
-        projected.cosines[...], projected.sines[...] = self.attention.angles(cache)
-        step = None if self.jobs is None else host_step(cache, mask)
-        if self.jobs is not None and step is not None and self.jobs.point(step):
+        self.take_angles(cache)
+        if self.point(mask, cache):
             self.whole.run()
             return self.result
         self.before.run()
@@ -166,12 +172,26 @@ class _Step(NamedTuple):
         self.after.run()
         return self.result
 
+    def take_angles(self, cache: DecodeCache) -> None:
+        """Takes the angles of a step's positions."""
+        projected = self.projected
+        projected.cosines[...], projected.sines[...] = self.attention.angles(cache)
+
+    def point(self, mask: DecodeMask, cache: DecodeCache) -> bool:
+        """Sets where ``whole`` writes and reads keys and values.
+
+        Returns:
+            Whether it can; see ``host_step``.
+        """
+        step = None if self.jobs is None else host_step(cache, mask)
+        return self.jobs is not None and step is not None and self.jobs.point(step)
+
 
 class _Programs(threading.local):
     """Those of a layer by numbers of tokens. Each thread has its own, because they share memory."""
 
     def __init__(self) -> None:
-        self.steps: dict[int, _Step | None] = {}
+        self.steps: dict[int, Step | None] = {}
 
 
 def install(layers: Sequence[Any]) -> int:
@@ -199,7 +219,7 @@ def replace(layer: Any, host: HostDecode, trial: Trial) -> bool:
     products: Products = attention.q_proj.products
 
     def call(self: Any, x: mx.array, mask: Any = None, cache: Any = None, **more: Any) -> mx.array:
-        supported = _is_plain(cache) and not more and x.shape[1] == 1 and products.takes(x)
+        supported = is_plain(cache) and not more and x.shape[1] == 1 and products.takes(x)
         result: mx.array = (
             _decoded(self.host, x, mask, cache)
             if supported
@@ -231,7 +251,8 @@ def replace(layer: Any, host: HostDecode, trial: Trial) -> bool:
     return True
 
 
-def _is_plain(cache: Any) -> bool:
+def is_plain(cache: Any) -> bool:
+    """Whether a cache has whole keys and values, so that the host can read them."""
     if isinstance(cache, PackedLayer):
         return all(type(layer) is LayerCache for layer in cache.layers)
     return type(cache) is LayerCache

@@ -1,0 +1,161 @@
+"""Computes all decoder layers of a step of few tokens in one call.
+
+Between two layers Python, the model file and MLX take as long as a layer of one token. Therefore a
+layer that is not the last one only says what there is to compute, and returns its input. The last
+one computes it all. That fits models that do nothing with what passes from one layer to the next; a
+trial compares the logits.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from chairlift.cache.kinds import make_batch
+from chairlift.engine.cpu.compiled.jobs import Program, ProgramChain
+from chairlift.engine.cpu.decoder.layer import HostDecoderLayer, Step, is_plain
+from chairlift.engine.cpu.host_attention import DecodeCache, DecodeMask
+from chairlift.engine.cpu.host_linear import Products
+from chairlift.engine.cpu.views import view
+from chairlift.engine.model.trials.trial import Trial, elementwise
+
+log = logging.getLogger(__name__)
+
+_TRIAL = Trial(elementwise(1e-3), log, error="decoder layers are computed one by one: %s")
+
+
+class DecoderStack:
+    """The decoder layers of a model, in the order of their calls."""
+
+    def __init__(self, layers: Sequence[HostDecoderLayer]) -> None:
+        # A layer reads what the one before has written.
+        for number, layer in enumerate(layers):
+            layer.arrange(*(("even", "odd") if number % 2 == 0 else ("odd", "even")))
+        self._layers = layers
+        self._pending = _Pending()
+
+    def begin(self) -> None:
+        """Forgets what a call of the model that failed has left."""
+        self._pending.steps.clear()
+
+    def take(
+        self, number: int, x: mx.array, mask: DecodeMask, cache: DecodeCache
+    ) -> mx.array | None:
+        """Takes the call of a layer.
+
+        Args:
+            number: the layer's.
+            x: ``[tokens, 1, inputs]``; what ``take`` has returned for the layer before, if it has.
+
+        Returns:
+            ``x``, or the outputs of the last layer; None if the layer has to be computed alone, by
+            the result of ``flush``.
+
+        Raises:
+            RuntimeError: something was computed from an input that this has returned.
+        """
+        pending = self._pending
+        if pending.steps and x is not pending.x:
+            self.begin()
+            raise RuntimeError("the model computes something between its layers")
+        layer = self._layers[number]
+        step = layer.step(len(x))
+        if step is None or not step.point(mask, cache):
+            return None
+        if not pending.steps:
+            step.x[...] = view(x.astype(mx.float32)).reshape(len(x), -1)
+            pending.first, pending.x, pending.angles = number, x, 0
+        if pending.angles != step.attention.angle_settings:
+            step.take_angles(cache)
+            pending.angles = step.attention.angle_settings
+        pending.steps.append(step)
+        return x if number + 1 < len(self._layers) else self.flush(x)
+
+    def flush(self, x: mx.array) -> mx.array:
+        """Computes the layers that were taken; returns their outputs, or ``x`` without any."""
+        pending = self._pending
+        if not pending.steps:
+            return x
+        chain = self._chain(len(pending.x))
+        chain.run(pending.first, pending.first + len(pending.steps))
+        result = pending.steps[-1].result
+        pending.steps.clear()
+        # The array has its numbers already: a further operation on it would be evaluated later.
+        return mx.array(np.ascontiguousarray(result)[:, None])
+
+    def _chain(self, tokens: int) -> ProgramChain:
+        chains = self._pending.chains
+        if tokens not in chains:
+            steps = [layer.step(tokens) for layer in self._layers]
+            chains[tokens] = ProgramChain([s.whole if s is not None else Program() for s in steps])
+        return chains[tokens]
+
+
+class _Pending(threading.local):
+    """The steps of layers that were taken, in one thread; and its programs by numbers of tokens."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.first = self.angles = 0
+        self.x = mx.array(0)
+        self.chains: dict[int, ProgramChain] = {}
+
+
+def install(model: Any) -> bool:
+    """Lets a model compute its decoder layers at once, if each of them has programs.
+
+    Returns:
+        Whether a trial gives the same logits.
+    """
+    layers = list(getattr(model, "layers", ()))
+    hosts = [getattr(layer, "host", None) for layer in layers]
+    if len(layers) < 2 or not all(isinstance(host, HostDecoderLayer) for host in hosts):
+        return False
+    expected = _TRIAL.attempt(lambda: _logits(model))
+    if expected is None:
+        return False
+    stack = DecoderStack([host for host in hosts if isinstance(host, HostDecoderLayer)])
+    classes = [type(layer) for layer in layers]
+    for number, layer in enumerate(layers):
+        _join(layer, stack, number)
+    if _TRIAL.passes(lambda: expected, lambda: _logits(model)):
+        return True
+    for layer, original in zip(layers, classes, strict=True):
+        layer.__class__ = original
+    return False
+
+
+def _join(layer: Any, stack: DecoderStack, number: int) -> None:
+    base: Any = type(layer)
+    products: Products = layer.self_attn.q_proj.products
+
+    def call(self: Any, x: mx.array, mask: Any = None, cache: Any = None, **more: Any) -> mx.array:
+        if number == 0:
+            stack.begin()
+        if not more and x.shape[1] == 1 and is_plain(cache) and products.takes(x):
+            taken = stack.take(number, x, mask, cache)
+            if taken is not None:
+                return taken
+        result: mx.array = base.__call__(self, stack.flush(x), mask, cache, **more)
+        return result
+
+    layer.__class__ = type(base.__name__, (base,), {"__call__": call})
+
+
+def _logits(model: Any) -> mx.array:
+    """The logits of a decode step of two rows."""
+    batch = make_batch(model)
+    prompt = mx.array([[1, 2, 3], [3, 1, 2]])
+    for _ in range(len(prompt)):
+        batch.join(columns=prompt.shape[1] + 1)
+    with batch.step(prompt.shape[1]):
+        mx.eval(model(prompt, cache=batch.layers))
+    with batch.step(1):
+        logits: mx.array = model(prompt[:, :1], cache=batch.layers)
+        mx.eval(logits)
+    return logits
