@@ -117,23 +117,38 @@ class ProgramChain:
 
     def __init__(self, programs: Sequence[Program]) -> None:
         self._programs = programs
-        self._starts = [*accumulate(map(len, programs), initial=0)]
-        self._table = _table(self._starts[-1])
+        self._starts = np.array([*accumulate(map(len, programs), initial=0)])
+        self._table = _table(int(self._starts[-1]))
         self._address, self._threads = self._table.ctypes.data, 0
 
-    def run(self, start: int, stop: int) -> None:
-        """Computes the programs from number ``start`` to before ``stop``."""
+    def prepare(self) -> None:
+        """Writes all jobs if the number of threads has changed."""
         threads = worker_threads.shared.get()
-        if threads != self._threads:
-            self._write(threads)
-        first, end = self._starts[start], self._starts[stop]
-        address = self._address + first * SIZE * self._table.itemsize
-        worker_threads.shared.run_all(address, end - first)
-
-    def _write(self, threads: int) -> None:
+        if threads == self._threads:
+            return
         self._threads = threads
         for program, first in zip(self._programs, self._starts, strict=False):
             program.write(self._table[first : first + len(program)], threads)
+
+    def repeat(self, number: int, start: int, stop: int, *own: tuple[int, Sequence[int]]) -> None:
+        """Gives a job of program ``start`` to the programs up to before ``stop``, too, until one of
+        them changes it. Call ``prepare`` before.
+
+        Args:
+            number: the job's, in each of the programs.
+            own: the number of an argument that differs, and its values in the programs behind
+                ``start``.
+        """
+        lines = self._starts[start:stop] + number
+        self._table[lines[1:]] = self._table[lines[0]]
+        for argument, values in own:
+            self._table[lines[1:], ARGUMENTS + argument] = values
+
+    def run(self, start: int, stop: int) -> None:
+        """Computes the programs from ``start`` to before ``stop``. Call ``prepare`` before."""
+        first, end = self._starts[start : stop + 1 : stop - start].tolist()
+        address = self._address + first * SIZE * self._table.itemsize
+        worker_threads.shared.run_all(address, end - first)
 
 
 def _table(jobs: int) -> Table:

@@ -11,9 +11,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from chairlift.cache.layer import HostPlaces
 from chairlift.cache.packed.host_step import HostStep
 from chairlift.engine.cpu.compiled import llvm_kernel
-from chairlift.engine.cpu.compiled.jobs import MIN_SHARED, NoProgramError, Program, run_shared
+from chairlift.engine.cpu.compiled.jobs import (
+    MIN_SHARED,
+    NoProgramError,
+    Program,
+    ProgramChain,
+    run_shared,
+)
 from chairlift.engine.cpu.compiled.llvm_row_attention import MAX_QUERIES
 from chairlift.engine.cpu.gemm import Floats
 
@@ -68,6 +75,9 @@ def attend(
 class AttentionJobs:
     """Jobs of a program: they write a step's keys and values to a cache, and attend to it.
 
+    Attributes:
+        form: jobs of the same form differ only in the buffers of their cache.
+
     Args:
         program: gets the jobs.
         queries, keys, values: ``[tokens, heads, dim]``, whose tokens need not be adjacent.
@@ -107,6 +117,8 @@ class AttentionJobs:
         )
         self._scatters = [program.add(kernel.scatter, parts=0, is_shared=False) for _ in range(2)]
         self._attend = program.add(kernel.rows, parts=0, is_shared=False)
+        numbers = *self._scatters, self._attend
+        self.form = (*self._new, *self._addresses, *scaled.shape, scale, *numbers)
 
     def point(self, step: HostStep) -> bool:
         """Sets where the keys and values of the next run are written.
@@ -135,6 +147,29 @@ class AttentionJobs:
         self._tiles = job.tiles  # until the program has run
         self._program.change(self._attend, *job.arguments, parts=job.parts, is_shared=job.is_shared)
         return True
+
+    def repeat(self, chain: ProgramChain, start: int, others: Sequence[HostPlaces]) -> None:
+        """Sets the places of the programs behind this one, which have jobs of the same form.
+
+        Args:
+            chain: the programs.
+            start: the number of this one, which ``point`` has set.
+            others: the places of each other one, as ``are_alike`` demands.
+        """
+        stop = start + 1 + len(others)
+        keys = [places.keys.ctypes.data for places in others]
+        values = [places.values.ctypes.data for places in others]
+        for number, buffers in zip(self._scatters, (keys, values), strict=True):
+            chain.repeat(number, start, stop, (1, buffers))
+        chain.repeat(self._attend, start, stop, (1, keys), (2, values))
+
+
+def are_alike(one: HostPlaces, other: HostPlaces) -> bool:
+    """Whether places are the same but for the buffers."""
+    return one.rows is other.rows and all(
+        mine.shape == theirs.shape and mine.strides == theirs.strides and mine.dtype == theirs.dtype
+        for mine, theirs in ((one.keys, other.keys), (one.values, other.values))
+    )
 
 
 class _Attention(NamedTuple):

@@ -16,7 +16,7 @@ import numpy as np
 
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.layer import LayerCache
-from chairlift.cache.packed.host_step import host_step
+from chairlift.cache.packed.host_step import HostStep, host_step
 from chairlift.cache.packed.step import PackedLayer
 from chairlift.cache.snapshot import LayerKind
 from chairlift.engine.cpu.compiled.jobs import NoProgramError, Program
@@ -163,7 +163,7 @@ class Step(NamedTuple):
         projected = self.projected
         self.x[...] = x
         self.take_angles(cache)
-        if self.point(mask, cache):
+        if self.point(mask, cache) is not None:
             self.whole.run()
             return self.result
         self.before.run()
@@ -177,14 +177,12 @@ class Step(NamedTuple):
         projected = self.projected
         projected.cosines[...], projected.sines[...] = self.attention.angles(cache)
 
-    def point(self, mask: DecodeMask, cache: DecodeCache) -> bool:
-        """Sets where ``whole`` writes and reads keys and values.
-
-        Returns:
-            Whether it can; see ``host_step``.
-        """
+    def point(self, mask: DecodeMask, cache: DecodeCache) -> HostStep | None:
+        """Sets where ``whole`` writes and reads keys and values; None if it cannot."""
         step = None if self.jobs is None else host_step(cache, mask)
-        return self.jobs is not None and step is not None and self.jobs.point(step)
+        if self.jobs is None or step is None or not self.jobs.point(step):
+            return None
+        return step
 
 
 class _Programs(threading.local):

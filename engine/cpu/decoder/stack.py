@@ -17,7 +17,10 @@ import mlx.core as mx
 import numpy as np
 
 from chairlift.cache.kinds import make_batch
+from chairlift.cache.layer import HostPlaces
+from chairlift.cache.packed.host_step import host_step
 from chairlift.engine.cpu.compiled.jobs import Program, ProgramChain
+from chairlift.engine.cpu.compiled.row_attention import are_alike
 from chairlift.engine.cpu.decoder.layer import HostDecoderLayer, Step, is_plain
 from chairlift.engine.cpu.host_attention import DecodeCache, DecodeMask
 from chairlift.engine.cpu.host_linear import Products
@@ -53,8 +56,8 @@ class DecoderStack:
             x: ``[tokens, 1, inputs]``; what ``take`` has returned for the layer before, if it has.
 
         Returns:
-            ``x``, or the outputs of the last layer; None if the layer has to be computed alone, by
-            the result of ``flush``.
+            ``x``, or the outputs of the last layer; None if the layer cannot be computed with those
+            before it: then ``flush`` gives its input.
 
         Raises:
             RuntimeError: something was computed from an input that this has returned.
@@ -65,14 +68,29 @@ class DecoderStack:
             raise RuntimeError("the model computes something between its layers")
         layer = self._layers[number]
         step = layer.step(len(x))
-        if step is None or not step.point(mask, cache):
+        if step is None or step.jobs is None:
             return None
         if not pending.steps:
+            begun = step.point(mask, cache)
+            if begun is None:
+                return None
             step.x[...] = view(x.astype(mx.float32)).reshape(len(x), -1)
-            pending.first, pending.x, pending.angles = number, x, 0
-        if pending.angles != step.attention.angle_settings:
             step.take_angles(cache)
-            pending.angles = step.attention.angle_settings
+            pending.begin(number, x, begun.places)
+        else:
+            first = pending.steps[0]
+            assert first.jobs is not None
+            taken = host_step(cache, mask)
+            # NOTE: what differs between the layers that are computed at once is only where their
+            # keys and values are.
+            if (
+                taken is None
+                or step.jobs.form != first.jobs.form
+                or step.attention.angle_settings != first.attention.angle_settings
+                or not are_alike(pending.places[0], taken.places)
+            ):
+                return None
+            pending.places.append(taken.places)
         pending.steps.append(step)
         return x if number + 1 < len(self._layers) else self.flush(x)
 
@@ -82,6 +100,10 @@ class DecoderStack:
         if not pending.steps:
             return x
         chain = self._chain(len(pending.x))
+        chain.prepare()
+        jobs = pending.steps[0].jobs
+        assert jobs is not None
+        jobs.repeat(chain, pending.first, pending.places[1:])
         chain.run(pending.first, pending.first + len(pending.steps))
         result = pending.steps[-1].result
         pending.steps.clear()
@@ -97,13 +119,24 @@ class DecoderStack:
 
 
 class _Pending(threading.local):
-    """The steps of layers that were taken, in one thread; and its programs by numbers of tokens."""
+    """The calls that were taken in one thread, and its programs by numbers of tokens.
+
+    Attributes:
+        steps: those of the layers, and ``places`` where each writes its keys and values.
+        first: the number of the first layer.
+        x: its input.
+    """
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
-        self.first = self.angles = 0
+        self.places: list[HostPlaces] = []
+        self.first = 0
         self.x = mx.array(0)
         self.chains: dict[int, ProgramChain] = {}
+
+    def begin(self, first: int, x: mx.array, places: HostPlaces) -> None:
+        """Begins with a layer."""
+        self.first, self.x, self.places = first, x, [places]
 
 
 def install(model: Any) -> bool:
@@ -138,6 +171,11 @@ def _join(layer: Any, stack: DecoderStack, number: int) -> None:
         if number == 0:
             stack.begin()
         if not more and x.shape[1] == 1 and is_plain(cache) and products.takes(x):
+            taken = stack.take(number, x, mask, cache)
+            if taken is not None:
+                return taken
+            # It may still be the first of others.
+            x = stack.flush(x)
             taken = stack.take(number, x, mask, cache)
             if taken is not None:
                 return taken
