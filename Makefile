@@ -5,8 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 CORES := $(shell getconf _NPROCESSORS_ONLN)
-# How many test files run at a time: one more than cores, because tests with real servers often wait.
-JOBS ?= $(shell expr $(CORES) + 1)
+# How many test files run at a time: two more than cores, because tests with real servers often wait.
+JOBS ?= $(shell expr $(CORES) + 2)
 
 # Extras of pyproject.toml to install. Metal needs none. `make serve EXTRA=jit,mkl` adds MKL, which is a
 # sixth faster than OpenBLAS.
