@@ -70,12 +70,15 @@ class Program:
     """Jobs that are computed one after the other, in one call.
 
     A call from Python takes as long as a small product, and a decoder layer has a dozen jobs.
+
+    Attributes:
+        threads: for how many the jobs were written; 0 before.
     """
 
     def __init__(self) -> None:
         self._jobs: list[_Job] = []
         self._table: Table | None = None
-        self._threads = 0
+        self.threads = 0
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -95,19 +98,19 @@ class Program:
         """Gives a job other arguments; see ``Run``."""
         job = self._jobs[number] = _Job(self._jobs[number].function, arguments, parts, is_shared)
         if self._table is not None:
-            _fill(self._table[number], job, self._threads)
+            _fill(self._table[number], job, self.threads)
 
     def run(self) -> None:
         """Computes all jobs."""
         threads = worker_threads.shared.get()
-        if self._table is None or threads != self._threads:
+        if self._table is None or threads != self.threads:
             self.write(_table(len(self)) if self._table is None else self._table, threads)
         assert self._table is not None
         worker_threads.shared.run_all(self._table.ctypes.data, len(self))
 
     def write(self, table: Table, threads: int) -> None:
         """Writes the jobs to a table, where ``change`` changes them from now on."""
-        self._table, self._threads = table, threads
+        self._table, self.threads = table, threads
         for line, job in zip(table, self._jobs, strict=True):
             _fill(line, job, threads)
 
@@ -119,16 +122,16 @@ class ProgramChain:
         self._programs = programs
         self._starts = np.array([*accumulate(map(len, programs), initial=0)])
         self._table = _table(int(self._starts[-1]))
-        self._address, self._threads = self._table.ctypes.data, 0
+        self._address = self._table.ctypes.data
+        for number in range(len(programs)):
+            self._write(number, worker_threads.shared.get())
 
     def prepare(self) -> None:
-        """Writes all jobs if the number of threads has changed."""
+        """Writes the programs again that were written for another number of threads."""
         threads = worker_threads.shared.get()
-        if threads == self._threads:
-            return
-        self._threads = threads
-        for program, first in zip(self._programs, self._starts, strict=False):
-            program.write(self._table[first : first + len(program)], threads)
+        for number, program in enumerate(self._programs):
+            if program.threads != threads:
+                self._write(number, threads)
 
     def repeat(self, number: int, start: int, stop: int, *own: tuple[int, Sequence[int]]) -> None:
         """Gives a job of program ``start`` to the programs up to before ``stop``, too, until one of
@@ -149,6 +152,10 @@ class ProgramChain:
         first, end = self._starts[start : stop + 1 : stop - start].tolist()
         address = self._address + first * SIZE * self._table.itemsize
         worker_threads.shared.run_all(address, end - first)
+
+    def _write(self, number: int, threads: int) -> None:
+        start, stop = self._starts[number : number + 2]
+        self._programs[number].write(self._table[start:stop], threads)
 
 
 def _table(jobs: int) -> Table:

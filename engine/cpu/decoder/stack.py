@@ -44,7 +44,7 @@ class DecoderStack:
 
     def begin(self) -> None:
         """Forgets what a call of the model that failed has left."""
-        self._pending.steps.clear()
+        self._pending.clear()
 
     def take(
         self, number: int, x: mx.array, mask: DecodeMask, cache: DecodeCache
@@ -106,7 +106,7 @@ class DecoderStack:
         jobs.repeat(chain, pending.first, pending.places[1:])
         chain.run(pending.first, pending.first + len(pending.steps))
         result = pending.steps[-1].result
-        pending.steps.clear()
+        pending.clear()
         # The array has its numbers already: a further operation on it would be evaluated later.
         return mx.array(np.ascontiguousarray(result)[:, None])
 
@@ -137,6 +137,11 @@ class _Pending(threading.local):
     def begin(self, first: int, x: mx.array, places: HostPlaces) -> None:
         """Begins with a layer."""
         self.first, self.x, self.places = first, x, [places]
+
+    def clear(self) -> None:
+        """Forgets the calls. MLX copies buffers that something still views."""
+        self.steps.clear()
+        self.places.clear()
 
 
 def install(model: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import mlx.core as mx
@@ -12,9 +13,11 @@ from mlx.utils import tree_map
 from support.engine.kv import filled_batch
 
 from chairlift.cache.batch import BatchCache
+from chairlift.cache.packed.host_step import host_step
 from chairlift.engine.cpu import decode_attention, host_linear, kernels
 from chairlift.engine.cpu.compiled import compiled_matmul
 from chairlift.engine.cpu.compiled.jobs import ProgramChain
+from chairlift.engine.cpu.decoder import layer, stack
 
 pytestmark = pytest.mark.skipif(
     not compiled_matmul.available(), reason="llvmlite is not installed, or not for this CPU"
@@ -86,6 +89,28 @@ def test_layers_are_computed_at_once(chains: list[tuple[int, int]]) -> None:
     assert chains == [(0, 3)] * 3
 
 
+def test_no_buffer_is_viewed_after_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLX would copy it instead of writing into it."""
+    views: list[weakref.ref[Any]] = []
+
+    def noted(*arguments: Any) -> Any:
+        found = host_step(*arguments)
+        if found is not None:
+            buffers = found.places.keys, found.places.values
+            views.extend(weakref.ref(buffer) for buffer in buffers)
+        return found
+
+    for module in (layer, stack):
+        monkeypatch.setattr(module, "host_step", noted)
+    ours, _ = models()
+    batch = filled_batch(ours, (3, 40, 1))
+    views.clear()
+    for _ in range(2):  # before the first, the caches may have no buffers
+        step(ours, batch)
+    assert len(views) >= 8
+    assert not any(view() is not None for view in views)
+
+
 @pytest.mark.parametrize("alone", [0, 1, 3])
 def test_a_layer_that_another_addition_belongs_to_is_computed_alone(
     alone: int, chains: list[tuple[int, int]]
@@ -120,8 +145,8 @@ def test_a_model_that_computes_between_its_layers_is_called_one_by_one(
         def __call__(self, inputs: mx.array, cache: Any = None, _: Any = None) -> mx.array:
             h = self.embed_tokens(inputs)
             mask = cache[0].make_mask(h.shape[1])
-            for layer, own in zip(self.layers, cache, strict=True):
-                h = layer(h, mask, own) * 1.5
+            for each, own in zip(self.layers, cache, strict=True):
+                h = each(h, mask, own) * 1.5
             normed: mx.array = self.norm(h)
             return normed
 
