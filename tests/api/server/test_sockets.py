@@ -10,7 +10,7 @@ import pytest
 from support.api.server_process import ipv6, linux
 
 from chairlift.api.server import sockets
-from chairlift.api.server.sockets import bind, bind_all
+from chairlift.api.server.sockets import Binding, bind, bind_all
 from chairlift.api.settings import ServerSettings
 
 V4, V6 = {"127.0.0.1", "0.0.0.0", "127.0.0.2"}, {"::1", "::"}
@@ -51,6 +51,27 @@ def elsewhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     return bool(request.param == "another system")
 
 
+def bound_where_free(first: str, second: str) -> Binding:
+    """Binds ``first`` at a port at which no other process has the addresses of ``second``."""
+    while True:
+        binding = bind(first, 0)
+        port = binding.sockets[0].getsockname()[1]
+        if overlap(first, second) or all(is_free(host, port) for host in addresses(second)):
+            return binding
+        binding.close()
+
+
+def is_free(host: str, port: int) -> bool:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        if probe.family == socket.AF_INET6:
+            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
 @ipv6
 @linux
 @pytest.mark.parametrize("first", sorted(V4 | V6 | BOTH))
@@ -60,7 +81,7 @@ def test_two_hosts_at_one_port(
 ) -> None:
     if elsewhere and "127.0.0.2" in (first, second):
         pytest.skip("on Linux, looking for a server on 0.0.0.0 finds one on 127.0.0.1")
-    with closing(bind(first, 0)) as one:
+    with closing(bound_where_free(first, second)) as one:
         port = one.sockets[0].getsockname()[1]
         assert {each.getsockname()[1] for each in one.sockets} == {port}
         assert {each.getsockname()[0] for each in one.sockets} == addresses(first)
