@@ -145,19 +145,20 @@ class _Pending(threading.local):
 
 
 def install(model: Any) -> bool:
-    """Lets a model compute its decoder layers at once, if each of them has programs.
+    """Lets a model compute its decoder layers at once, if the host computes all of them.
 
     Returns:
-        Whether a trial gives the same logits.
+        Whether some layers have programs, and a trial gives the same logits.
     """
     layers = list(getattr(model, "layers", ()))
-    hosts = [getattr(layer, "host", None) for layer in layers]
-    if len(layers) < 2 or not all(isinstance(host, HostDecoderLayer) for host in hosts):
+    found = [getattr(layer, "host", None) for layer in layers]
+    hosts = [host for host in found if isinstance(host, HostDecoderLayer)]
+    if len(layers) < 2 or len(hosts) < len(layers) or not any(map(_has_program, hosts)):
         return False
     expected = _TRIAL.attempt(lambda: _logits(model))
     if expected is None:
         return False
-    stack = DecoderStack([host for host in hosts if isinstance(host, HostDecoderLayer)])
+    stack = DecoderStack(hosts)
     classes = [type(layer) for layer in layers]
     for number, layer in enumerate(layers):
         _join(layer, stack, number)
@@ -166,6 +167,12 @@ def install(model: Any) -> bool:
     for layer, original in zip(layers, classes, strict=True):
         layer.__class__ = original
     return False
+
+
+def _has_program(layer: HostDecoderLayer) -> bool:
+    """Whether the programs of a layer contain its attention."""
+    step = layer.step(1)
+    return step is not None and step.jobs is not None
 
 
 def _join(layer: Any, stack: DecoderStack, number: int) -> None:

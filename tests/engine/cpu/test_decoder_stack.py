@@ -89,6 +89,17 @@ def test_layers_are_computed_at_once(chains: list[tuple[int, int]]) -> None:
     assert chains == [(0, 3)] * 3
 
 
+def test_layers_without_programs_are_called_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For example without the extra ``jit``."""
+    monkeypatch.setattr(layer, "_MAX_TOKENS", 0)
+    ours, plain = models()
+    kind = type(ours.layers[0])
+    assert not stack.install(ours)
+    assert type(ours.layers[0]) is kind
+    assert kind.__call__.__module__ == layer.__name__
+    assert_same(ours, plain)
+
+
 def test_no_buffer_is_viewed_after_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """MLX would copy it instead of writing into it."""
     views: list[weakref.ref[Any]] = []
