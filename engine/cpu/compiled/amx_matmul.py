@@ -20,7 +20,7 @@ from chairlift.engine.cpu.compiled.llvm_amx import (
     compiled,
 )
 from chairlift.engine.cpu.gemm import Floats
-from chairlift.engine.cpu.views import Memory, Scratch, aligned, view
+from chairlift.engine.cpu.views import Memory, Scratch, view, weight_memory
 
 # Steps of inputs that are multiplied at a time, and bytes of the pieces of the tokens that are: all
 # panels read these pieces, so they have to stay in a core's L2 cache.
@@ -117,7 +117,7 @@ def _packed(weights: Sequence[mx.array], panels: int, steps: int) -> NDArray[np.
         stacked[start : start + len(weight), :inputs] = view(weight).view(np.uint16)[:, 1::2]
         start += len(weight)
     shape = (panels, steps, 2, INPUTS // 2, ROWS, 2)
-    packed: NDArray[np.uint16] = aligned(stacked.nbytes).view(np.uint16).reshape(shape)
+    packed: NDArray[np.uint16] = weight_memory(stacked.nbytes).view(np.uint16).reshape(shape)
     packed[...] = stacked.reshape(panels, 2, ROWS, steps, INPUTS // 2, 2).transpose(
         0, 3, 1, 4, 2, 5
     )

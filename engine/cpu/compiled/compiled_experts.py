@@ -12,7 +12,7 @@ from chairlift.engine.cpu.compiled import llvm_kernel
 from chairlift.engine.cpu.compiled.compiled_matmul import in_panels
 from chairlift.engine.cpu.compiled.jobs import MIN_SHARED, run_shared
 from chairlift.engine.cpu.gemm import Floats
-from chairlift.engine.cpu.views import Scratch, aligned, view
+from chairlift.engine.cpu.views import Scratch, view, weight_memory
 
 available = llvm_kernel.available
 
@@ -36,7 +36,7 @@ class CompiledExperts:
         self._more: tuple[int, ...] = ()
         dtype = np.uint16 if narrow else np.float32
         shape = self._experts, self._panels, self._inputs, kernel.outputs
-        self._packed = aligned(np.dtype(dtype).itemsize * int(np.prod(shape)))
+        self._packed = weight_memory(np.dtype(dtype).itemsize * int(np.prod(shape)))
         panels = self._packed.view(dtype).reshape(shape)
         for one, place in zip(numbers, panels, strict=True):
             bits = (one.view(np.uint32) >> 16).astype(np.uint16) if narrow else one

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from chairlift.engine.cpu.compiled import llvm_kernel
 from chairlift.engine.cpu.compiled.jobs import MIN_SHARED, Run, run_shared
 from chairlift.engine.cpu.gemm import Floats
-from chairlift.engine.cpu.views import Memory, Scratch, aligned, view
+from chairlift.engine.cpu.views import Memory, Scratch, view, weight_memory
 
 # Queries of a key head, up to which reading keys and values takes longer than multiplying.
 MAX_QUERIES = 16
@@ -101,7 +101,7 @@ def in_panels(numbers: NDArray[Any], panels: int, width: int) -> NDArray[Any]:
     """
     outputs, inputs = numbers.shape
     size = panels * inputs * width * numbers.itemsize
-    packed = aligned(size).view(numbers.dtype).reshape(panels, inputs, width)
+    packed = weight_memory(size).view(numbers.dtype).reshape(panels, inputs, width)
     whole = outputs // width
     packed[:whole] = numbers[: whole * width].reshape(whole, width, inputs).swapaxes(1, 2)
     if whole < panels:

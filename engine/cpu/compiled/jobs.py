@@ -13,9 +13,9 @@ from chairlift.engine.cpu.compiled import worker_threads
 from chairlift.engine.cpu.compiled.host_compiler import Function
 from chairlift.engine.cpu.compiled.llvm_jobs import (
     ARGUMENTS,
+    DIVISOR,
     FINISHED,
     FUNCTION,
-    IS_SHARED,
     SIZE,
     TAKEN,
 )
@@ -25,8 +25,9 @@ from chairlift.engine.cpu.views import Scratch, aligned
 Table = NDArray[np.int64]
 # Jobs of fewer numbers end before another thread has begun.
 MIN_SHARED = 1 << 17
-# Parts that each thread takes of a job: a thread that lost its core delays one of them.
-_PARTS = 8
+# A thread takes this fraction of its share of the parts that are left, and at least this one of its
+# share of all.
+_FRACTION, _LEAST = 2, 8
 
 
 class NoProgramError(Exception):
@@ -166,8 +167,10 @@ def _table(jobs: int) -> Table:
 def _fill(line: Table, job: _Job, threads: int) -> None:
     """Writes a job as ``llvm_jobs`` reads it; its counters are zero."""
     parts, is_shared = job.parts, job.is_shared and threads > 1
-    share = max(1, parts // (threads * _PARTS)) if is_shared else parts
-    line[FUNCTION : IS_SHARED + 1] = job.function.address, parts, share, is_shared
+    least, divisor = (
+        (max(1, parts // (threads * _LEAST)), threads * _FRACTION) if is_shared else (parts, 0)
+    )
+    line[FUNCTION : DIVISOR + 1] = job.function.address, parts, least, divisor
     line[TAKEN] = line[FINISHED] = 0
     line[ARGUMENTS : ARGUMENTS + len(job.arguments)] = job.arguments
 

@@ -172,7 +172,6 @@ def _multiply() -> str:
         "ptr %w, ptr %x, ptr %y, i64 %blocks, i64 %steps, i64 %panel_steps, i64 %stride, i64 %clear"
     )
     body = f"""
-  call void @llvm.x86.ldtilecfg(ptr @settings)
   %first = icmp ne i64 %clear, 0
   %panel = mul i64 %panel_steps, {2 * TILE_BYTES}
   %wo = mul i64 %part, %panel
@@ -200,12 +199,10 @@ one:
 tokens_end:
   %t_next = add i64 %t, 2
   %t_more = icmp ult i64 %t_next, %blocks
-  br i1 %t_more, label %tokens, label %released
-released:
-  call void @llvm.x86.tilerelease()
-  br label %part_end
+  br i1 %t_more, label %tokens, label %part_end
 """
-    return shared("multiply", arguments, body)
+    begin = "call void @llvm.x86.ldtilecfg(ptr @settings)"
+    return shared("multiply", arguments, body, begin, end="call void @llvm.x86.tilerelease()")
 
 
 def _split() -> str:

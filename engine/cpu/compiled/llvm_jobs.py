@@ -1,9 +1,11 @@
 """Jobs that several threads share, in LLVM's language.
 
-A job is a block of 64-bit numbers: its function, the number of its parts, how many parts a thread
-takes at a time, whether threads share it, two counters, and the function's arguments. A function
-takes parts of its job until none is left. ``run`` publishes a job, takes parts, and returns when
-all parts are finished and no other thread reads the job. ``run_all`` does so for jobs that follow
+A job is a block of 64-bit numbers: its function, the number of its parts, two numbers that say how
+many parts a thread takes at a time, two counters, and the function's arguments. A function takes
+parts of its job until none is left: a fraction of those that are left, so that the first are many
+and the last few. Taking parts means writing to a cache line that another core has just written,
+which takes as long as a small part. ``run`` publishes a job, takes parts, and returns when all
+parts are finished and no other thread reads the job. ``run_all`` does so for jobs that follow
 each other in memory. Another thread calls ``serve``, which takes parts of each job that is
 published, and returns when none was for some time, but not while jobs of a ``run_all`` are left. A
 job never waits for a thread that has not begun.
@@ -19,9 +21,10 @@ from typing import Any, NamedTuple
 
 from chairlift.engine.cpu.compiled.host_compiler import host_compiler
 
-# Numbers of a job: places of its function, parts, share, whether it is shared, counters of taken
-# and of finished parts, and arguments; and its size. Each counter has a cache line of its own.
-FUNCTION, PARTS, SHARE, IS_SHARED, TAKEN, FINISHED, ARGUMENTS, SIZE = 0, 1, 2, 3, 8, 16, 24, 56
+# Numbers of a job: places of its function, parts, the least parts that a thread takes, the divisor
+# of those that are left (0: threads do not share the job), counters of taken and of finished parts,
+# and arguments; and its size. Each counter has a cache line of its own.
+FUNCTION, PARTS, LEAST, DIVISOR, TAKEN, FINISHED, ARGUMENTS, SIZE = 0, 1, 2, 3, 8, 16, 24, 56
 # Numbers of the state that threads share: places of the published job, of the number of jobs that
 # were published, of the threads that read one, and whether a ``run_all`` has begun; and its size.
 PUBLISHED, COUNT, READERS, ACTIVE, STATE_SIZE = 0, 8, 16, 24, 32
@@ -61,13 +64,13 @@ def compiled() -> Pool | None:
     return Pool(run, run_all, serve)
 
 
-def shared(name: str, arguments: str, body: str, begin: str = "") -> str:
+def shared(name: str, arguments: str, body: str, begin: str = "", end: str = "") -> str:
     """A function that takes parts of its job until none is left.
 
     Args:
         arguments: their types, ptr or i64, and names.
         body: computes ``%part``, and ends at ``%part_end``.
-        begin: computed before the first part.
+        begin, end: computed before the first part and after the last.
     """
     loads = []
     for place, argument in enumerate(arguments.split(",")):
@@ -84,35 +87,55 @@ define void @{name}(ptr %job) {{
 entry:
   %parts.at = getelementptr i64, ptr %job, i64 {PARTS}
   %parts = load i64, ptr %parts.at, align 8
-  %share.at = getelementptr i64, ptr %job, i64 {SHARE}
-  %share = load i64, ptr %share.at, align 8
+  %least.at = getelementptr i64, ptr %job, i64 {LEAST}
+  %least = load i64, ptr %least.at, align 8
+  %divisor.at = getelementptr i64, ptr %job, i64 {DIVISOR}
+  %divisor = load i64, ptr %divisor.at, align 8
+  %is.shared = icmp ne i64 %divisor, 0
+  %parts.taken = select i1 %is.shared, i64 %divisor, i64 1
   %taken.at = getelementptr i64, ptr %job, i64 {TAKEN}
   %finished = getelementptr i64, ptr %job, i64 {FINISHED}
 {loaded}
   {begin}
-  br label %take
+  %parts.begin = load atomic i64, ptr %taken.at monotonic, align 8
+  br label %look
+look:
+  %start = phi i64 [%parts.begin, %entry], [%parts.now, %take], [%parts.later, %done]
+  %computed = phi i64 [0, %entry], [%computed, %take], [%computed.next, %done]
+  %parts.any = icmp ult i64 %start, %parts
+  br i1 %parts.any, label %take, label %none
 take:
-  %start = atomicrmw add ptr %taken.at, i64 %share monotonic
-  %any = icmp ult i64 %start, %parts
-  br i1 %any, label %taken, label %none
-none:
-  ret void
-taken:
-  %wanted = add i64 %start, %share
-  %fits = icmp ule i64 %wanted, %parts
-  %stop = select i1 %fits, i64 %wanted, i64 %parts
-  br label %work
+  %parts.left = sub i64 %parts, %start
+  %parts.share = udiv i64 %parts.left, %parts.taken
+  %parts.many = icmp ugt i64 %parts.share, %least
+  %parts.wanted = select i1 %parts.many, i64 %parts.share, i64 %least
+  %parts.fit = icmp ult i64 %parts.wanted, %parts.left
+  %parts.number = select i1 %parts.fit, i64 %parts.wanted, i64 %parts.left
+  %stop = add i64 %start, %parts.number
+  %exchanged = cmpxchg ptr %taken.at, i64 %start, i64 %stop monotonic monotonic
+  %parts.now = extractvalue {{i64, i1}} %exchanged, 0
+  %parts.mine = extractvalue {{i64, i1}} %exchanged, 1
+  br i1 %parts.mine, label %work, label %look
 work:
-  %part = phi i64 [%start, %taken], [%part_next, %part_end]
+  %part = phi i64 [%start, %take], [%part_next, %part_end]
 {body}
 part_end:
   %part_next = add i64 %part, 1
   %part_more = icmp ult i64 %part_next, %stop
   br i1 %part_more, label %work, label %done
 done:
-  %number = sub i64 %stop, %start
-  %before = atomicrmw add ptr %finished, i64 %number acq_rel
-  br label %take
+  %computed.next = add i64 %computed, %parts.number
+  %parts.later = load atomic i64, ptr %taken.at monotonic, align 8
+  br label %look
+none:
+  {end}
+  %parts.some = icmp ne i64 %computed, 0
+  br i1 %parts.some, label %report, label %leave
+report:
+  %before = atomicrmw add ptr %finished, i64 %computed acq_rel
+  br label %leave
+leave:
+  ret void
 }}
 """
 
@@ -184,7 +207,7 @@ next:
   store i64 0, ptr %taken.at, align 8
   %finished.at = getelementptr i64, ptr %job, i64 {FINISHED}
   store i64 0, ptr %finished.at, align 8
-  %wanted.at = getelementptr i64, ptr %job, i64 {IS_SHARED}
+  %wanted.at = getelementptr i64, ptr %job, i64 {DIVISOR}
   %wanted = load i64, ptr %wanted.at, align 8
   %is_wanted = icmp ne i64 %wanted, 0
   %shared = and i1 %is_wanted, %allowed

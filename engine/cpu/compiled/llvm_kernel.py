@@ -26,6 +26,9 @@ from chairlift.engine.cpu.compiled.llvm_attention import WIDE
 from chairlift.engine.cpu.compiled.llvm_panels import Registers, groups, panels
 from chairlift.engine.cpu.compiled.llvm_tiles import tile
 
+# Of the cache.
+LINE_BYTES = 64
+
 
 class Kernel(NamedTuple):
     """The compiled functions, of jobs that several threads may share; see ``llvm_jobs``.
@@ -113,6 +116,7 @@ def _source(registers: Registers) -> str:
         counts = range(1, registers.tokens_of(kind) + 1)
         parts += [make(kind, registers.lanes, tokens) for tokens in counts]
         parts += [panels(kind, registers), groups(kind, registers)]
+    parts += [_tile("fetching", registers.lanes, n) for n in range(1, registers.tokens + 1)]
     parts += [llvm_quantized.expand(kind, registers.lanes) for kind in llvm_quantized.BITS]
     for attention in (llvm_attention, llvm_row_attention):
         parts.append(attention.source(registers.lanes, registers.tokens))
@@ -124,7 +128,8 @@ def _tile(kind: str, lanes: int, tokens: int) -> str:
     """A tile of float32 or bfloat16 weights.
 
     Those of an input are ``step`` numbers after those of the input before. With bfloat16, which
-    only panels have, the next panel is prefetched while this one is multiplied.
+    only panels have, the next panel is prefetched while this one is multiplied. ``fetching`` is
+    float32, and prefetches as many bytes as a panel has from the address of a further argument.
     """
     end = [
         "%next = add i64 %i, 1",
@@ -132,15 +137,16 @@ def _tile(kind: str, lanes: int, tokens: int) -> str:
         "br i1 %more, label %loop, label %end",
         "end:",
     ]
-    return tile(kind, lanes, tokens, partial(_inputs, kind, lanes), end)
+    more = ", ptr %fetched" if kind == "fetching" else ""
+    return tile(kind, lanes, tokens, partial(_inputs, kind, lanes), end, more)
 
 
 def _inputs(kind: str, lanes: int, sums: Sequence[str]) -> list[str]:
     """See ``begin`` of ``tile``."""
     vector, integers = f"<{lanes} x float>", f"<{lanes} x i32>"
-    loaded = vector if kind == "float" else f"<{lanes} x i16>"
+    loaded = f"<{lanes} x i16>" if kind == "bfloat" else vector
     shifts = ", ".join(["i32 16"] * lanes)
-    element = "float" if kind == "float" else "i16"
+    element = "i16" if kind == "bfloat" else "float"
     lines = ["br label %loop", "loop:", "%i = phi i64 [0, %entry], [%next, %loop]"]
     lines += [f"%s{name} = phi {vector} [%b{name}, %entry], [%n{name}, %loop]" for name in sums]
     lines += ["%at = mul i64 %i, %step", f"%wi = getelementptr {element}, ptr %w, i64 %at"]
@@ -150,9 +156,18 @@ def _inputs(kind: str, lanes: int, sums: Sequence[str]) -> list[str]:
             "%wa = getelementptr i16, ptr %wi, i64 %ahead",
             "call void @llvm.prefetch.p0(ptr %wa, i32 0, i32 2, i32 1)",
         ]
+    if kind == "fetching":
+        width = 4 * WIDE * lanes
+        lines.append(f"%fetch = mul i64 %i, {width}")
+        for line in range(0, width, LINE_BYTES):
+            lines += [
+                f"%fo{line} = add i64 %fetch, {line}",
+                f"%fp{line} = getelementptr i8, ptr %fetched, i64 %fo{line}",
+                f"call void @llvm.prefetch.p0(ptr %fp{line}, i32 0, i32 2, i32 1)",
+            ]
     for wide in range(WIDE):
         lines.append(f"%wp{wide} = getelementptr {loaded}, ptr %wi, i64 {wide}")
-        if kind == "float":
+        if kind != "bfloat":
             lines.append(f"%w{wide} = load {loaded}, ptr %wp{wide}, align 4")
             continue
         lines += [

@@ -2,8 +2,10 @@
 
 A part of a call is one key head of one *tile*: a few tokens of a row, with the queries of all heads
 that share the key head. The columns that the tile sees are read in blocks. A block's keys are
-transposed, so that the functions for products with weights compute the scores. A softmax that goes
-on from block to block turns them into weights, and the same functions sum the values.
+transposed, so that functions like those for products with weights compute the scores. A softmax
+that goes on from block to block turns them into weights, and the same functions sum the values.
+While scores are computed, the values of their columns are prefetched, and while values are summed,
+the next block's keys. Otherwise computing and reading would take turns.
 
 A token's result is identical to the last bit whichever tokens are computed beside it: blocks begin
 at the same columns for all tokens, and a column that a token does not see has the weight 0.
@@ -56,15 +58,15 @@ def _queries(most: int) -> str:
     """A function that multiplies all of a tile's queries by one panel; see ``llvm_kernel``."""
     tiles = "\n".join(
         f"tile{count}:\n"
-        f"call void @float_{count}(ptr %w, ptr %xq, ptr %yq, i64 %inputs, i64 %count, "
-        "i64 %stride, i64 %step, i1 %first)\n"
+        f"call void @fetching_{count}(ptr %w, ptr %xq, ptr %yq, i64 %inputs, i64 %count, "
+        "i64 %stride, i64 %step, i1 %first, ptr %fetched)\n"
         "br label %next"
         for count in range(1, most + 1)
     )
     cases = " ".join(f"i64 {count}, label %tile{count}" for count in range(1, most))
     return f"""
 define internal void @tile_products(ptr %w, ptr %x, ptr %y, i64 %queries, i64 %inputs, i64 %count,
-                                    i64 %stride, i64 %step, i1 %first) {{
+                                    i64 %stride, i64 %step, i1 %first, ptr %fetched) {{
 entry:
   br label %loop
 loop:
@@ -165,8 +167,11 @@ panel:
   %wide = sub i64 %count, %p
   call void @transpose(ptr %kp, ptr %transposed, i64 %dim, i64 %kc, i64 %wide)
   %sp = getelementptr float, ptr %scores, i64 %p
+  %v_column = add i64 %b, %p
+  %v_fo = mul i64 %v_column, %vc
+  %v_fetched = getelementptr float, ptr %v, i64 %v_fo
   call void @tile_products(ptr %transposed, ptr %own, ptr %sp, i64 %queries, i64 %dim, i64 %dim,
-                           i64 {_BLOCK}, i64 {panel}, i1 1)
+                           i64 {_BLOCK}, i64 {panel}, i1 1, ptr %v_fetched)
   %p_next = add i64 %p, {panel}
   %p_more = icmp ult i64 %p_next, %count
   br i1 %p_more, label %panel, label %weigh
@@ -192,13 +197,17 @@ mix:
   %is_first = icmp eq i64 %b, 0
   %vbo = mul i64 %b, %vc
   %vb = getelementptr float, ptr %v, i64 %vbo
+  %k_no = mul i64 {_BLOCK}, %kc
+  %k_next = getelementptr float, ptr %kb, i64 %k_no
   br label %mix_panel
 mix_panel:
   %d = phi i64 [0, %mix], [%d_next, %mix_panel]
   %vp = getelementptr float, ptr %vb, i64 %d
   %mp = getelementptr float, ptr %mixed, i64 %d
+  %k_fo = mul i64 %d, {_BLOCK}
+  %k_fetched = getelementptr float, ptr %k_next, i64 %k_fo
   call void @tile_products(ptr %vp, ptr %scores, ptr %mp, i64 %queries, i64 {_BLOCK}, i64 %count,
-                           i64 %width, i64 %vc, i1 %is_first)
+                           i64 %width, i64 %vc, i1 %is_first, ptr %k_fetched)
   %d_next = add i64 %d, {panel}
   %d_more = icmp ult i64 %d_next, %width
   br i1 %d_more, label %mix_panel, label %block_end

@@ -14,7 +14,7 @@ from chairlift.engine.cpu.compiled.compiled_experts import CompiledExperts
 from chairlift.engine.cpu.compiled.compiled_matmul import CompiledMatrix
 from chairlift.engine.cpu.compiled.llvm_kernel import Kernel
 from chairlift.engine.cpu.compiled.llvm_quantized import BITS, record_bytes
-from chairlift.engine.cpu.views import aligned, view
+from chairlift.engine.cpu.views import view, weight_memory
 
 available = llvm_kernel.available
 
@@ -86,7 +86,7 @@ class Quantized(NamedTuple):
         record = record_bytes(self.kind, kernel.lanes, self.group)
         each = -(-outputs // kernel.outputs)
         size = count * each * (inputs // self.group) * record
-        panels = aligned(size).reshape(count, each, inputs // self.group, record)
+        panels = weight_memory(size).reshape(count, each, inputs // self.group, record)
         flat = [array.reshape(count, outputs, -1) for array in self[:3]]
         for number, place in enumerate(panels):
             weight, scales, biases = (array[number] for array in flat)

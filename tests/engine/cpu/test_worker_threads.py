@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import threading
 import time
 from collections.abc import Iterator
@@ -10,13 +11,15 @@ from collections.abc import Iterator
 import mlx.core as mx
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from chairlift.engine.cpu import cores
 from chairlift.engine.cpu.compiled import compiled_matmul, llvm_jobs, worker_threads
 from chairlift.engine.cpu.compiled.compiled_matmul import CompiledMatrix
-from chairlift.engine.cpu.compiled.host_compiler import Function
+from chairlift.engine.cpu.compiled.host_compiler import Function, host_compiler
 from chairlift.engine.cpu.compiled.jobs import Program
-from chairlift.engine.cpu.compiled.llvm_jobs import ACTIVE, PUBLISHED, READERS
+from chairlift.engine.cpu.compiled.llvm_jobs import ACTIVE, PUBLISHED, READERS, shared
 from chairlift.engine.cpu.compiled.worker_threads import LOOKING_SECONDS, WorkerThreads
 from chairlift.engine.cpu.views import LastingMemory
 
@@ -57,6 +60,35 @@ def test_many_jobs_after_each_other_are_computed_whole(threads: WorkerThreads) -
             products.check(200)
             time.sleep(pause)
     assert threads._state[PUBLISHED] == threads._state[READERS] == 0
+
+
+@given(parts=st.integers(1, 300), workers=st.integers(1, 4), is_shared=st.booleans())
+def test_each_part_is_computed_once(parts: int, workers: int, is_shared: bool) -> None:
+    counts = np.zeros((50, parts), np.int64)
+    program = Program()
+    for line in counts:
+        program.add(counting(), line.ctypes.data, parts=parts, is_shared=is_shared)
+    own = WorkerThreads()
+    own.set(workers)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker_threads, "shared", own)
+        program.run()
+        program.run()
+    own.looks = False
+    assert np.all(counts == 2)
+
+
+@functools.cache
+def counting() -> Function:
+    """A function that adds 1 to a number of each part."""
+    body = """
+  %at = getelementptr i64, ptr %counts, i64 %part
+  %before_this = atomicrmw add ptr %at, i64 1 monotonic
+  br label %part_end
+"""
+    compiler = host_compiler()
+    assert compiler is not None
+    return compiler.compile(shared("count", "ptr %counts", body)).function("count")
 
 
 def test_the_number_of_threads_may_change(threads: WorkerThreads) -> None:
