@@ -48,17 +48,25 @@ def bucket(need: int, step: int) -> int:
     return rounded_up(need, unit)
 
 
+def row_bucket(need: int) -> int:
+    """As ``bucket`` for rows: 1, 2, or a multiple of ``ROW_STEP``.
+
+    Rows of thousands of columns are often alone in their batch.
+    """
+    return need if need < ROW_STEP - 1 else bucket(need, ROW_STEP)
+
+
 def grown(need: Capacity, now: Capacity) -> Capacity:
     """The capacity to which a buffer of ``now`` has to grow for ``need``."""
     return Capacity(
-        now.rows if need.rows <= now.rows else bucket(need.rows, ROW_STEP),
+        now.rows if need.rows <= now.rows else row_bucket(need.rows),
         now.columns if need.columns <= now.columns else bucket(need.columns, COLUMN_STEP),
     )
 
 
 def resized(need: Capacity, now: Capacity) -> Capacity:
     """As ``grown``, but dimensions that are far larger than needed shrink."""
-    small = Capacity(bucket(need.rows, ROW_STEP), bucket(need.columns, COLUMN_STEP))
+    small = Capacity(row_bucket(need.rows), bucket(need.columns, COLUMN_STEP))
     kept = grown(need, now)
     return Capacity(
         kept.rows if kept.rows <= SHRINK_ROWS * small.rows else small.rows,

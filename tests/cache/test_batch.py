@@ -15,7 +15,7 @@ from support.engine.reference import solo_tokens
 from support.tiny import TinyKind, tiny_model
 
 from chairlift.cache.batch import BatchCache
-from chairlift.cache.capacity import Capacity, KVGeometry, bucket, resized
+from chairlift.cache.capacity import Capacity, KVGeometry, bucket, resized, row_bucket
 from chairlift.cache.kinds import UnsupportedKind, layer_kinds, make_batch
 from chairlift.cache.quantized import Quantization
 from chairlift.cache.snapshot import LayerKind, Snapshot
@@ -204,7 +204,8 @@ def test_capacity_grows_by_a_quarter_and_shrinks_late() -> None:
         assert need <= bucket(need, 4) <= max(need + 4, need * 1.25 + 1)
     roomy = Capacity(128, 4096)
     assert resized(Capacity(8, 1024), roomy) == roomy
-    assert resized(Capacity(1, 100), roomy) == Capacity(4, 128)
+    assert resized(Capacity(1, 100), roomy) == Capacity(1, 128)
+    assert [row_bucket(n) for n in (0, 1, 2, 3, 4, 5, 33)] == [0, 1, 2, 4, 4, 8, 40]
 
 
 @pytest.mark.parametrize(
