@@ -15,7 +15,7 @@ from chairlift.loadtest.scenarios import LongPromptResult
 MIN_SPEEDUP = 1.5
 MAX_TTFT_RATIO = 1.0
 # Steps with chunks may be short, and a prompt's memory is allocated once.
-MAX_GAP_RATIO, MAX_GAP_SECONDS = 3.0, 1.2
+MAX_GAP_RATIO, MAX_GAP_SECONDS = 3.0, 1.5
 MAX_IDLE_PERCENT = 2.0
 
 _OURS = "ours"

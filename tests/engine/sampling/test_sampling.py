@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 
 from chairlift.engine.messages import SamplingParams
 from chairlift.engine.sampling.draw import sample_categorical
-from chairlift.engine.sampling.filters import thresholds
+from chairlift.engine.sampling.filters import halved_thresholds
+from chairlift.engine.sampling.host_filters import host_thresholds
 from chairlift.engine.sampling.sampler import Sampler, SamplerRow
 
 VOCABULARY = 60
@@ -33,6 +35,7 @@ def _logits(seed: int, rows: int = 1) -> mx.array:
     return mx.array(np.random.default_rng(seed).normal(0, 3, (rows, VOCABULARY)), mx.float32)
 
 
+@pytest.mark.parametrize("thresholds", [halved_thresholds, host_thresholds])
 @settings(max_examples=100, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
@@ -41,7 +44,7 @@ def _logits(seed: int, rows: int = 1) -> mx.array:
     min_p=st.floats(0.0, 1.0),
 )
 def test_filters_keep_the_tokens_of_their_definitions(
-    seed: int, top_k: int, top_p: float, min_p: float
+    thresholds: Callable[..., mx.array], seed: int, top_k: int, top_p: float, min_p: float
 ) -> None:
     logits = np.random.default_rng(seed).normal(0, 3, VOCABULARY)
     weights = np.exp(logits - logits.max()).astype(np.float32)
@@ -49,12 +52,36 @@ def test_filters_keep_the_tokens_of_their_definitions(
     least = thresholds(mx.array(weights)[None], *column).item()
     order = np.argsort(-weights)
     kept = order[:top_k] if top_k else order
-    mass = np.cumsum(weights[kept]) / weights[kept].sum()
-    kept = kept[: int(np.searchsorted(mass, min(top_p, mass[-1]) * (1 - 1e-6))) + 1]
+    if top_p < 1:
+        mass = np.cumsum(weights[kept]) / weights[kept].sum()
+        kept = kept[: int(np.searchsorted(mass, min(top_p, mass[-1]) * (1 - 1e-6))) + 1]
     kept = kept[weights[kept] >= np.float32(min_p)]
     loose = set(np.flatnonzero(weights >= least * (1 - 1e-4)))
     tight = set(np.flatnonzero(weights >= least * (1 + 1e-4)))
     assert tight <= set(kept) <= loose
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    scale=st.sampled_from([0.0, 0.1, 3.0, 40.0]),
+    broken=st.lists(st.integers(0, VOCABULARY - 1), max_size=8),
+    rows=st.lists(
+        st.tuples(st.integers(0, VOCABULARY + 5), st.floats(1e-6, 1), st.floats(0, 1)), min_size=1
+    ),
+)
+def test_the_cpu_keeps_the_tokens_that_other_devices_keep(
+    seed: int, scale: float, broken: list[int], rows: list[tuple[int, float, float]]
+) -> None:
+    logits = np.random.default_rng(seed).normal(0, scale, (len(rows), VOCABULARY))
+    weights = np.exp(logits - logits.max(axis=1, keepdims=True)).astype(np.float32)
+    weights[0, broken] = np.nan
+    columns = [mx.array([[row[kind]] for row in rows], mx.float32) for kind in range(3)]
+    halved = np.array(halved_thresholds(mx.array(weights), *columns))
+    host = np.array(host_thresholds(mx.array(weights), *columns))
+    one, other = ((weights >= each * (1 - 1e-5)).sum(axis=1) for each in (halved, host))
+    # A sum that is rounded differently may need one token more or less.
+    assert np.all(abs(one - other) <= 1 if scale else one == other)
 
 
 def test_greedy_is_the_argmax() -> None:
