@@ -92,7 +92,7 @@ entry:
   %divisor.at = getelementptr i64, ptr %job, i64 {DIVISOR}
   %divisor = load i64, ptr %divisor.at, align 8
   %is.shared = icmp ne i64 %divisor, 0
-  %parts.taken = select i1 %is.shared, i64 %divisor, i64 1
+  %parts.divisor = select i1 %is.shared, i64 %divisor, i64 1
   %taken.at = getelementptr i64, ptr %job, i64 {TAKEN}
   %finished = getelementptr i64, ptr %job, i64 {FINISHED}
 {loaded}
@@ -106,7 +106,7 @@ look:
   br i1 %parts.any, label %take, label %none
 take:
   %parts.left = sub i64 %parts, %start
-  %parts.share = udiv i64 %parts.left, %parts.taken
+  %parts.share = udiv i64 %parts.left, %parts.divisor
   %parts.many = icmp ugt i64 %parts.share, %least
   %parts.wanted = select i1 %parts.many, i64 %parts.share, i64 %least
   %parts.fit = icmp ult i64 %parts.wanted, %parts.left

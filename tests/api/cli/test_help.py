@@ -68,8 +68,8 @@ def test_help_says_what_each_device_chooses(capsys: pytest.CaptureFixture[str]) 
     assert f"(default: {rows})" in words
     tokens = max_step_tokens(EngineConfig(), CUDA)
     assert f"cuda {tokens}, metal" in words
-    cuda, metal = (f"{1e3 * profile.step_seconds:g}" for profile in (CUDA, METAL))
-    assert f"cpu no limit, cuda {cuda}, metal {metal}" in words
+    cpu, cuda, metal = (f"{1e3 * profile.step_seconds:g}" for profile in (CPU, CUDA, METAL))
+    assert f"cpu {cpu}, cuda {cuda}, metal {metal}" in words
     assert "cpu 50%, cuda 85%, metal 70%" in words
 
 
