@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import inspect
-import math
 import re
 from dataclasses import fields
 
@@ -51,7 +50,7 @@ def _text(name: str, value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return "no limit" if value == math.inf else f"{value:g}"
+        return f"{value:g}"
     if isinstance(value, int) and _BYTES.search(name) and value:
         return f"{value >> 30} GiB" if value % (1 << 30) == 0 else f"{value >> 20} MiB"
     return str(value)

@@ -7,41 +7,24 @@ does not depend on other rows.
 
 from __future__ import annotations
 
-from typing import Any
-
 import mlx.core as mx
 import numpy as np
-from numpy.typing import NDArray
+
+from chairlift.engine.cpu.gemm import Floats
+from chairlift.engine.cpu.views import view
 
 # The smallest weight that a filter keeps.
 SMALLEST = 2.0**-60
-
-Floats = NDArray[np.float32]
 
 
 def host_thresholds(
     weights: mx.array, top_k: mx.array | None, top_p: mx.array | None, min_p: mx.array | None
 ) -> mx.array:
     """See ``filters.thresholds``. Evaluates the weights."""
-    given = weights, top_k, top_p, min_p
-    mx.eval([array for array in given if array is not None])
-    view: Floats = np.array(weights, copy=False)
-    parameters = zip(
-        view,
-        _column(top_k, len(view), 0),
-        _column(top_p, len(view), 1),
-        _column(min_p, len(view), 0),
-        strict=True,
-    )
-    return mx.array([[_threshold(*row)] for row in parameters], mx.float32)
-
-
-def _column(array: mx.array | None, rows: int, default: float) -> list[float]:
-    """A parameter's number for each row."""
-    if array is None:
-        return [default] * rows
-    numbers: Any = array[:, 0].tolist()
-    return list(numbers)
+    off = zip((top_k, top_p, min_p), (0, 1, 0), strict=True)
+    columns = [np.full(len(weights), none) if one is None else view(one)[:, 0] for one, none in off]
+    rows = zip(view(weights), *columns, strict=True)
+    return mx.array([[_threshold(*row)] for row in rows], mx.float32)
 
 
 def _threshold(weights: Floats, top_k: float, top_p: float, min_p: float) -> float:
@@ -50,7 +33,7 @@ def _threshold(weights: Floats, top_k: float, top_p: float, min_p: float) -> flo
         minimum = _of_top_k(weights[weights >= SMALLEST], int(top_k))
     if top_p < 1:
         minimum = max(minimum, _of_top_p(weights[weights >= minimum], top_p))
-    return max(minimum, min_p)
+    return max(minimum, float(min_p))
 
 
 def _of_top_k(weights: Floats, count: int) -> float:
@@ -62,11 +45,9 @@ def _of_top_k(weights: Floats, count: int) -> float:
 
 def _of_top_p(weights: Floats, share: float) -> float:
     """The weight of the last of the fewest heaviest tokens that have this share of all weight."""
-    if not len(weights):
-        return SMALLEST
     total = weights.sum(dtype=np.float64)
     # All tokens below this threshold together weigh less than the part that is removed.
-    start = max((1 - share) * total / len(weights), SMALLEST)
+    start = max((1 - share) * total / max(1, len(weights)), SMALLEST)
     descending = np.sort(weights[weights >= start])[::-1]
     if not len(descending):
         return SMALLEST

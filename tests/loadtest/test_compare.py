@@ -18,7 +18,7 @@ from chairlift.loadtest.bench.metrics import Reply, compute_metrics
 from chairlift.loadtest.comparison import Comparison, ServerResult, comparison_report
 from chairlift.loadtest.data.workload import WorkloadRequest
 from chairlift.loadtest.errors import ServerError
-from chairlift.loadtest.scenarios import measure_long_prompt
+from chairlift.loadtest.scenarios import LongPromptResult, measure_long_prompt
 from chairlift.loadtest.servers import peers, procfs
 from chairlift.loadtest.servers.child import ChildServer, ServerSpec, free_port
 
@@ -55,6 +55,17 @@ def test_comparison_checks_the_promises() -> None:
     slower = Comparison([ours, _result("mlx-lm", 149, 0.05)])
     assert [check.holds for check in slower.checks] == [True, True, False, False, False]
     assert comparison_report(slower).count("BROKEN") == 3
+
+
+@pytest.mark.parametrize(
+    ("median", "longest", "holds"), [(0.8, 2.3, True), (0.4, 1.4, True), (0.4, 1.6, False)]
+)
+def test_a_long_prompt_may_not_stop_streams_for_long(
+    median: float, longest: float, holds: bool
+) -> None:
+    ours = _result("ours", 150, 0.1)
+    ours.long_prompt = LongPromptResult(15, 4000, 6.0, 0.03, median, longest, 300)
+    assert Comparison([ours]).holds == holds
 
 
 def _assert_process_ends(pid: int) -> None:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 
 from chairlift.api.cli.arguments.setting import Chosen
@@ -74,7 +73,7 @@ def chosen(config: EngineConfig) -> dict[str, Chosen]:
 
 
 def _milliseconds(seconds: float) -> str:
-    return "no limit" if math.isinf(seconds) else f"{seconds * 1e3:g}"
+    return f"{seconds * 1e3:g}"
 
 
 def _share(profile: DeviceProfile) -> str:

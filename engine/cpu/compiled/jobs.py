@@ -25,8 +25,8 @@ from chairlift.engine.cpu.views import Scratch, aligned
 Table = NDArray[np.int64]
 # Jobs of fewer numbers end before another thread has begun.
 MIN_SHARED = 1 << 17
-# A thread takes this fraction of its share of the parts that are left, and at least this one of its
-# share of all.
+# Divisors of a thread's share of the parts: of those that are left, which it takes at a time, and
+# of all, which is the least that it takes.
 _FRACTION, _LEAST = 2, 8
 
 

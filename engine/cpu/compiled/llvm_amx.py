@@ -25,7 +25,7 @@ import sys
 from typing import NamedTuple
 
 from chairlift.engine.cpu.compiled.host_compiler import Function, host_compiler
-from chairlift.engine.cpu.compiled.llvm_jobs import shared
+from chairlift.engine.cpu.compiled.llvm_jobs import LINE_BYTES, shared
 
 # Tokens and outputs of a tile, inputs of a step, and outputs of a panel.
 ROWS = 16
@@ -38,7 +38,6 @@ TILE_BYTES = 1024
 # single block of tokens they go to the L2 cache, which requests more lines at a time than the L1.
 _AHEAD = 4
 _CACHE = {1: 2, 2: 3}
-_LINE_BYTES = 64
 # Linux's system call by which a process asks for the units' state: arch_prctl(
 # ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA).
 _REQUEST = (158, 0x1023, 18)
@@ -138,8 +137,8 @@ def _blocks(blocks: int) -> str:
         "call void @llvm.x86.tileloadd64(i8 4, ptr %w0, i64 64)",
         "call void @llvm.x86.tileloadd64(i8 5, ptr %w1, i64 64)",
     ]
-    for line in range(2 * TILE_BYTES // _LINE_BYTES):
-        ahead = _AHEAD * 2 * TILE_BYTES + line * _LINE_BYTES
+    for line in range(2 * TILE_BYTES // LINE_BYTES):
+        ahead = _AHEAD * 2 * TILE_BYTES + line * LINE_BYTES
         lines += [
             f"%f{line} = getelementptr i8, ptr %w0, i64 {ahead}",
             f"call void @llvm.prefetch.p0(ptr %f{line}, i32 0, i32 {_CACHE[blocks]}, i32 1)",

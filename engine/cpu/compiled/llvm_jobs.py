@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 
 from chairlift.engine.cpu.compiled.host_compiler import host_compiler
 
+# Bytes of a line of the cache, on the CPUs for which the kernels were measured.
+LINE_BYTES = 64
 # Numbers of a job: places of its function, parts, the least parts that a thread takes, the divisor
 # of those that are left (0: threads do not share the job), counters of taken and of finished parts,
 # and arguments; and its size. Each counter has a cache line of its own.

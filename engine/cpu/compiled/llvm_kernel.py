@@ -23,11 +23,9 @@ from chairlift.engine.cpu.compiled import (
 )
 from chairlift.engine.cpu.compiled.host_compiler import Function, host_compiler
 from chairlift.engine.cpu.compiled.llvm_attention import WIDE
+from chairlift.engine.cpu.compiled.llvm_jobs import LINE_BYTES
 from chairlift.engine.cpu.compiled.llvm_panels import Registers, groups, panels
 from chairlift.engine.cpu.compiled.llvm_tiles import tile
-
-# Of the cache.
-LINE_BYTES = 64
 
 
 class Kernel(NamedTuple):

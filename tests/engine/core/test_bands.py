@@ -264,6 +264,7 @@ def test_a_long_row_does_not_resize_the_buffers_of_short_ones() -> None:
     assert (len(before), len(other)) == (6, 1)
     assert other.capacity.columns >= 1000
     assert before.capacity == buffers
+    assert other.capacity.rows == 1
     assert before.nbytes == nbytes < other.nbytes
     stats = bench.stats[-1]
     assert stats.total_columns == 6 * before.capacity.columns + other.capacity.columns
