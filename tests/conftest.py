@@ -84,10 +84,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
 
 
 def pytest_collection_finish() -> None:
-    """Keeps imported modules out of later collections of garbage, and collects less often."""
+    """Keeps imported modules out of later collections of garbage, and collects less often.
+
+    With Python's own thresholds for older objects it took 45 s of CPU in all, 27 of them for those.
+    """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000)
+    gc.set_threshold(20_000, 40, 40)
     gc.enable()
 
 

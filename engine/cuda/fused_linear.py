@@ -1,4 +1,8 @@
-"""Fuses linear layers that read the same input into one product: fewer, larger launches."""
+"""Fuses linear layers that read the same input into one product: fewer, larger launches.
+
+The layers may be one rank's part of divided ones. A layer that has a part of the inputs computes a
+part of each output, and the ranks' parts are summed.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
+from mlx.nn.layers.distributed import (
+    AllToShardedLinear,
+    QuantizedAllToShardedLinear,
+    QuantizedShardedToAllLinear,
+    ShardedToAllLinear,
+)
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import RMSNorm
 from mlx.nn.layers.quantized import QuantizedLinear
@@ -15,12 +25,17 @@ from chairlift.engine.cuda.heads import swiglu
 from chairlift.engine.cuda.quantized import QuantizedWeight
 from chairlift.engine.cuda.skinny import MAX_TOKENS, Norm, is_fit, kernel_works, skinny_product
 
+_PLAIN = (Linear, AllToShardedLinear, ShardedToAllLinear)
+_QUANTIZED = (QuantizedLinear, QuantizedAllToShardedLinear, QuantizedShardedToAllLinear)
+_SUMMED = (ShardedToAllLinear, QuantizedShardedToAllLinear)
+
 
 class Product(ABC):
     """Computes several linear layers on one input, their outputs concatenated, without biases.
 
     Attributes:
         layers: the linear layers.
+        group: the ranks whose outputs are summed; None: this rank's outputs are whole.
         quantized: the layers' common weight, if they are quantized.
         addition: adds to the outputs ``y`` what something else computes from the input ``x``, from
             ``y`` and ``x``; see ``engine.lora``. None: nothing.
@@ -28,16 +43,19 @@ class Product(ABC):
 
     def __init__(self, layers: Sequence[Any]) -> None:
         self.layers = tuple(layers)
+        self.group = layers[0].group if isinstance(layers[0], _SUMMED) else None
         self.quantized: QuantizedWeight | None = None
         self.addition: Callable[[mx.array, mx.array], mx.array] | None = None
 
     def __call__(self, x: mx.array) -> mx.array:
         """From ``[..., inputs]`` to ``[..., outputs of all layers]``."""
-        return self._with_addition(self._product(x), x)
+        return self._with_addition(self._over_ranks(self._product(x)), x)
 
     def added(self, x: mx.array, to: mx.array) -> mx.array:
         """The product of ``x``, plus ``to``: ``[..., outputs of all layers]``."""
-        return self._with_addition(self._sum(x, to), x)
+        adds = self.group is None or self.group.rank() == 0  # one rank adds for all
+        y = self._sum(x, to) if adds else self._product(x)
+        return self._with_addition(self._over_ranks(y), x)
 
     def normed(self, x: mx.array, norm: RMSNorm) -> mx.array:
         """The product of ``norm(x)``."""
@@ -49,6 +67,9 @@ class Product(ABC):
 
     def _with_addition(self, y: mx.array, x: mx.array) -> mx.array:
         return y if self.addition is None else self.addition(y, x)
+
+    def _over_ranks(self, y: mx.array) -> mx.array:
+        return y if self.group is None else mx.distributed.all_sum(y, group=self.group)
 
     @abstractmethod
     def _product(self, x: mx.array) -> mx.array: ...
@@ -91,7 +112,7 @@ class _Plain(Product):
 
     def _takes(self, x: mx.array, norm: RMSNorm) -> bool:
         """Whether the kernel can compute the norm, too."""
-        alike = norm.weight.dtype == x.dtype == mx.bfloat16
+        alike = norm.weight.dtype == x.dtype == mx.bfloat16 and self.group is None
         return alike and self.addition is None and self._are_few(x)
 
     def _skinny(self, x: mx.array, *more: Any, **options: Any) -> mx.array:
@@ -119,15 +140,15 @@ def fuse_linears(layers: Sequence[Any]) -> Product | None:
     """Fuses ``layers`` into one product; their weights become views of one array.
 
     Returns:
-        None if they are not linear layers of the same class and type.
+        None if they are not linear layers, or one rank's parts of them, of the same class and type.
     """
     first = layers[0]
     same = {(type(layer), layer.weight.dtype, layer.weight.shape[1:]) for layer in layers}
     if len(same) > 1:
         return None
-    if type(first) is Linear:
+    if type(first) in _PLAIN:
         return _Plain(layers)
-    if type(first) is QuantizedLinear:
+    if type(first) in _QUANTIZED:
         alike = all(_quantization(layer) == _quantization(first) for layer in layers)
         return _Quantized(layers) if alike else None
     return None

@@ -18,6 +18,7 @@ from chairlift.engine.device.backend import BackendError, conflict, install
 from chairlift.engine.device.backend import advice as backend_advice
 from chairlift.engine.device.open_files import import_mlx_lm
 from chairlift.engine.hub.fetch import SMOLLM2
+from chairlift.engine.process import python_build
 
 _PACKAGES = ("chairlift", "mlx", "mlx-lm")
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -44,7 +45,7 @@ class Finding:
 
 def diagnose(host: str, port: int) -> Iterator[Finding]:
     """Runs all checks for a server at this address. Imports MLX and computes with it."""
-    yield Finding("python", f"{platform.python_version()} on {platform.platform()}")
+    yield _python()
     for package in _PACKAGES:
         yield _installed(package)
     # NOTE: this must come before anything imports MLX.
@@ -90,6 +91,16 @@ def _cpu(blas: BlasReport) -> Iterator[Finding]:
         yield _blas(blas.name, blas.warning)
         yield _matrix_units()
     yield _cores()
+
+
+def _python() -> Finding:
+    advice = (
+        "pyenv built it without optimizations, and Python code takes 1.4 times as long: "
+        "PYTHON_CONFIGURE_OPTS=--enable-optimizations pyenv install --force "
+        f"{platform.python_version()}, then install Chairlift anew"
+    )
+    found = f"{platform.python_version()} on {platform.platform()}"
+    return Finding("python", found, advice if python_build.is_unoptimized() else None)
 
 
 def _installed(package: str) -> Finding:

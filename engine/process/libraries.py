@@ -33,7 +33,7 @@ def load_libraries(place: Place | None = None) -> Libraries:
         log.warning(blas.warning)
     if place is not None:
         choose_device(place)
-    set_graph_limits()
+    set_graph_limits(1 if place is None else place.size)
     kernels = lock_kernel_folder(cache_dir() / "kernels")
     import_mlx_lm()
     return Libraries(blas, kernels)

@@ -13,8 +13,8 @@ from chairlift.loadtest.engine_bench.ranks import Leader, tensor_parallel_size
 def main() -> int:
     """Starts further ranks if there are to be any, and measures."""
     load_fast_blas()
-    set_graph_limits()
     size = tensor_parallel_size(sys.argv[1:])
+    set_graph_limits(size)
     leader = Leader(size, sys.argv[1:]) if size > 1 else None
     # These imports load MLX, which then sees only the device of this rank.
     import_mlx_lm()

@@ -24,7 +24,7 @@ def main() -> None:
         start = pipe.start()
         load_fast_blas()
         choose_device(start.place)
-        set_graph_limits()
+        set_graph_limits(start.place.size)
         import_mlx_lm()
         from chairlift.engine.parallel.ranks import join_ranks
         from chairlift.loadtest.engine_bench.run import follow_run

@@ -17,18 +17,24 @@ LIMITS = {
 }
 
 
-@pytest.mark.parametrize(("platform", "expected"), [("linux", LIMITS), ("darwin", {})])
+DIVIDED = LIMITS | {"MLX_USE_CUDA_GRAPHS": "0"}
+
+
+@pytest.mark.parametrize(
+    ("platform", "ranks", "expected"),
+    [("linux", 1, LIMITS), ("linux", 2, DIVIDED), ("darwin", 1, {}), ("darwin", 2, {})],
+)
 def test_the_limits_are_set_where_mlx_may_use_cuda(
-    platform: str, expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    platform: str, ranks: int, expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "platform", platform)
     monkeypatch.setattr(os, "environ", {})
-    set_graph_limits()
+    set_graph_limits(ranks)
     assert os.environ == expected
 
 
-@pytest.mark.parametrize("name", LIMITS)
+@pytest.mark.parametrize("name", DIVIDED)
 def test_the_environment_wins(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", {name: "50"})
-    set_graph_limits()
-    assert os.environ == LIMITS | {name: "50"}
+    set_graph_limits(2)
+    assert os.environ == DIVIDED | {name: "50"}
