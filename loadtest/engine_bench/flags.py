@@ -48,8 +48,7 @@ def engine_parser(
     parser.add_argument(
         "--kv-gb",
         type=float,
-        default=60.0,
-        help="memory for the KV cache in GB, on each device (default: %(default)s)",
+        help="memory for the KV cache in GB, on each device (default: what a server would take)",
     )
     parser.add_argument(
         "--kv-bits",

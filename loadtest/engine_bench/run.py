@@ -7,6 +7,7 @@ import gc
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,6 +21,7 @@ from chairlift.engine.core.acceleration import accelerate
 from chairlift.engine.core.start import kv_quantization
 from chairlift.engine.cpu.thread_count import ThreadWatch, blas_threads
 from chairlift.engine.device import memory
+from chairlift.engine.device.profile import current
 from chairlift.engine.model.adapters import adapt
 from chairlift.engine.model.probe import probe
 from chairlift.engine.parallel.followers import Report, Stop
@@ -114,14 +116,17 @@ def _model(options: argparse.Namespace, ranks: Ranks, rank: int = 0) -> Measured
     model = random_model(config, DTYPES[options.dtype], options.bits, shard=shard, rank=rank)
     adapt(model)
     settings = EngineConfig(
-        kv_memory=int(options.kv_gb * 1e9),
+        max_rows=max(options.rows, *options.decode),
+        kv_memory=None if options.kv_gb is None else int(options.kv_gb * 1e9),
         kv_bits=options.kv_bits,
         max_step_ms=options.max_step_ms,
         prefix_cache_bytes=0,
     )
-    spare_bytes = max(0, memory.free_memory() - int(options.kv_gb * 1e9))
-    acceleration = accelerate(model, spare_bytes=spare_bytes)
+    acceleration = accelerate(model, spare_bytes=memory.spare_bytes(settings, ranks.sharing))
     probed = probe(model, config["model_type"], kv_quantization(settings))
+    planned = memory.plan_kv_memory(settings, current(), probed.vocabulary, ranks.sharing)
+    (kv_bytes,) = ranks.smallest(planned.kv_bytes)
+    settings = replace(settings, kv_memory=kv_bytes)
     # As in the engine process: a full collection would delay a step.
     gc.freeze()
     return MeasuredModel(model, probed, acceleration, settings, ranks)

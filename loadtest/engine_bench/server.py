@@ -60,7 +60,7 @@ def _flags(options: argparse.Namespace) -> list[str]:
     """The server's flags. Each prompt is random, so there is no prefix to keep."""
     flags = {
         "--max-rows": options.rows,
-        "--kv-memory": f"{int(options.kv_gb * 1e9)}",
+        "--kv-memory": None if options.kv_gb is None else int(options.kv_gb * 1e9),
         "--prefix-cache-bytes": 0,
         "--max-queue": options.requests,
         "--tensor-parallel-size": options.tensor_parallel_size,
