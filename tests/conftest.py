@@ -86,7 +86,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
 def pytest_collection_finish() -> None:
     """Keeps imported modules out of later collections of garbage, and collects less often.
 
-    With Python's own thresholds for older objects it took 45 s of CPU in all, 27 of them for those.
+    With Python's thresholds for older objects it took 44 s of CPU in a run, 28 of them for those.
     """
     gc.collect()
     gc.freeze()

@@ -25,9 +25,9 @@ from chairlift.engine.cuda.heads import swiglu
 from chairlift.engine.cuda.quantized import QuantizedWeight
 from chairlift.engine.cuda.skinny import MAX_TOKENS, Norm, is_fit, kernel_works, skinny_product
 
-_PLAIN = (Linear, AllToShardedLinear, ShardedToAllLinear)
-_QUANTIZED = (QuantizedLinear, QuantizedAllToShardedLinear, QuantizedShardedToAllLinear)
-_SUMMED = (ShardedToAllLinear, QuantizedShardedToAllLinear)
+_PLAIN_LAYERS = (Linear, AllToShardedLinear, ShardedToAllLinear)
+_QUANTIZED_LAYERS = (QuantizedLinear, QuantizedAllToShardedLinear, QuantizedShardedToAllLinear)
+_SUMMED_LAYERS = (ShardedToAllLinear, QuantizedShardedToAllLinear)
 
 
 class Product(ABC):
@@ -43,7 +43,7 @@ class Product(ABC):
 
     def __init__(self, layers: Sequence[Any]) -> None:
         self.layers = tuple(layers)
-        self.group = layers[0].group if isinstance(layers[0], _SUMMED) else None
+        self.group = layers[0].group if isinstance(layers[0], _SUMMED_LAYERS) else None
         self.quantized: QuantizedWeight | None = None
         self.addition: Callable[[mx.array, mx.array], mx.array] | None = None
 
@@ -146,9 +146,9 @@ def fuse_linears(layers: Sequence[Any]) -> Product | None:
     same = {(type(layer), layer.weight.dtype, layer.weight.shape[1:]) for layer in layers}
     if len(same) > 1:
         return None
-    if type(first) in _PLAIN:
+    if type(first) in _PLAIN_LAYERS:
         return _Plain(layers)
-    if type(first) in _QUANTIZED:
+    if type(first) in _QUANTIZED_LAYERS:
         alike = all(_quantization(layer) == _quantization(first) for layer in layers)
         return _Quantized(layers) if alike else None
     return None
