@@ -22,6 +22,10 @@ SWAP_SHARE = 1 / 8
 # they are changed, weights. 41 bytes were measured with all parameters in use.
 SAMPLER_BYTES = 42
 
+# This share of a CUDA device's memory stays free: for CUDA graphs, and because memory that MLX has
+# given back is in fragments.
+CUDA_MARGIN = 0.05
+
 # With several engines, this share of what one engine's caches would leave free is left free, too.
 FREE_SHARE = 1 / 2
 
@@ -37,26 +41,31 @@ def free_memory() -> int:
     """Bytes that can still be allocated where MLX computes.
 
     On Metal, device and host share their memory; this is the part of Metal's recommended working
-    set that is not in use.
+    set that is not in use. On CUDA it is what all programs leave, less ``CUDA_MARGIN``.
     """
     if current().on_cpu:
         return free_host_memory()
     info = mx.device_info()
-    for key in ("max_recommended_working_set_size", "total_memory", "memory_size"):
-        if key in info:
-            return max(0, int(info[key]) - mx.get_active_memory())
-    return free_host_memory()
+    if "free_memory" in info:
+        margin = int(int(info["total_memory"]) * CUDA_MARGIN)
+        return max(0, int(info["free_memory"]) + mx.get_cache_memory() - margin)
+    total = _device_memory()
+    return free_host_memory() if total is None else max(0, total - mx.get_active_memory())
 
 
 def total_memory() -> int:
     """Bytes where MLX computes, whether they are in use or not."""
-    if current().on_cpu:
-        return total_host_memory()
+    total = None if current().on_cpu else _device_memory()
+    return total_host_memory() if total is None else total
+
+
+def _device_memory() -> int | None:
+    """Bytes of the accelerator's memory, in use or not; None if MLX does not say."""
     info = mx.device_info()
     for key in ("max_recommended_working_set_size", "total_memory", "memory_size"):
         if key in info:
             return int(info[key])
-    return total_host_memory()
+    return None
 
 
 def total_host_memory() -> int:
@@ -116,10 +125,16 @@ def configure_mlx(profile: DeviceProfile, memory_bytes: int | None = None) -> Bu
 
     ``memory_bytes`` is the engine's part of the memory, if it has one.
 
+    On CUDA it also bounds all of MLX's memory by what is free now. The host launches operations
+    ahead of the GPU and allocates their results at once; at the bound it waits for earlier results
+    to be freed, where it would otherwise run out of memory.
+
     On Metal it also wires the recommended working set, as mlx-lm does: otherwise macOS may page
     weights out between steps.
     """
     buffers = BufferCache(cache_bytes(profile, memory_bytes))
+    if mx.cuda.is_available() and not profile.on_cpu:
+        mx.set_memory_limit(mx.get_active_memory() + free_memory())
     if mx.metal.is_available():
         working_set = mx.device_info().get("max_recommended_working_set_size")
         if working_set is not None:

@@ -123,7 +123,7 @@ CUDA = DeviceProfile(
     # The three launches that a band adds to each layer take as long as reading these bytes.
     band_bytes=1 << 30,
     checkpoint_tokens=256,
-    # The GPU's memory is the engine's alone.
+    # No other program is expected to take memory of the GPU later; the rest is for activations.
     kv_share=0.85,
     scored_bytes=512 << 20,
     attention_bytes=1 << 30,

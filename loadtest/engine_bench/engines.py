@@ -122,13 +122,14 @@ class MeasuredModel(NamedTuple):
         )
         for folder in adapters:
             prepared.adapters.load(folder.name, folder)
+        buffers = configure_mlx(current())
         warm_model(prepared, limits, kernels=current().compiles_kernels)
         core = EngineCore(
             *(prepared, limits),
             background=background,
             journal=ranks.journal,
             propose=propose,
-            buffers=configure_mlx(current()),
+            buffers=buffers,
             dispatcher=dispatcher,
         )
         core.compile()
