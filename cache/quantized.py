@@ -11,7 +11,7 @@ from chairlift.cache.ring import Ring
 
 
 class CannotQuantize(ValueError):
-    """What a layer caches has no groups of the configured size."""
+    """A layer's cached vectors cannot be divided into groups of the configured size."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 ``core`` runs the steps, ``client`` starts an engine (in a child process or on a thread) and
 streams its tokens, ``messages`` are what crosses between the two. Public face: ``config``,
-``errors``, ``messages`` and ``client``. Only those run in the API process, together with ``hub``,
-``logs`` and ``workers``; everything else runs in the engine process. Must not import the API.
+``errors``, ``messages`` and ``client``. Those run in the API process, together with ``hub``,
+``logs``, ``workers``, and parts of ``grammar``, ``device``, ``process`` and ``model`` that load no
+MLX; everything else runs in the engine process. Must not import the API.
 """

@@ -6,7 +6,7 @@ ChairliftError
 ├── AdapterError        the adapter cannot be loaded: damaged, foreign, too many, unsupported
 ├── RequestError        this request can never be served; the client must change it
 │   └── ContextOverflow     it does not fit the context or the KV memory
-│       └── PromptTooLong       its prompt alone does not fit
+│       └── PromptTooLong       prompt and max_tokens do not fit the context
 ├── GrammarError        the grammar of an output is invalid, unsupported or too expensive
 ├── RowFailed           one row of a step got no token; the other rows got theirs
 ├── QueueFull           the server is at its limits now; try again later
@@ -71,7 +71,7 @@ class ContextOverflow(RequestError):
 
 
 class PromptTooLong(ContextOverflow):
-    """The prompt leaves no room for a single output token."""
+    """The prompt, or it and ``max_tokens``, exceed the context."""
 
 
 class GrammarError(ChairliftError):

@@ -1,6 +1,6 @@
 """Prometheus metrics as data: ``table`` lists every metric, ``recorder`` updates them.
 
-The recorder takes one ``StepStats`` an engine step and one call an HTTP event; ``window`` keeps the
-last minute's values for the live page. Public face: ``recorder.Recorder``. Runs in the API process.
+The recorder takes one ``StepStats`` an engine step and one call an HTTP event; ``quantiles``
+estimates percentiles. Public face: ``recorder.Recorder``. Runs in the API process.
 It may import ``engine.messages`` and nothing else of Chairlift, and never MLX.
 """

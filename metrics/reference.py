@@ -18,8 +18,9 @@ this page with the code. [Observability](../guides/observability.md) explains ho
 scraped, and has the dashboard and the alerts.
 
 All times are in seconds and all sizes in bytes. A histogram exposes `_bucket`, `_sum` and
-`_count` series. Counters exist at 0 from the start, so that `rate` and `increase` see the first
-event.
+`_count` series. The server's counters exist
+at 0 from the start, a model's from its first load, so that `rate` and `increase` see the first
+event; those with several labels appear with that event.
 """
 _SECTIONS = (
     (

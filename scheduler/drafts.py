@@ -34,6 +34,9 @@ MIN_PERIOD, MAX_PERIOD = 8, 1 << 13
 TRUSTED = 256
 # After so many steps, some are computed without drafts, to measure these again.
 PLAIN_TRUSTED = 1024
+# Fills short drafts where all must have one length. It is no token, so it is never right; the model
+# reads any token in its place.
+FILLER = -(1 << 31)
 
 
 class Draft(NamedTuple):
@@ -57,7 +60,7 @@ class DraftChooser:
 
     Args:
         uniform: all rows of a step need drafts of the same length, because padding would corrupt
-            recurrent states. Rows with shorter drafts then get arbitrary tokens.
+            recurrent states. Shorter drafts then end with FILLER.
     """
 
     def __init__(self, uniform: bool) -> None:
@@ -239,7 +242,7 @@ class _SameLength:
 
     def take(self, count: int) -> Chosen:
         length = count // len(self._rows)
-        return {s: _filled(s, self._drafts.get(s), length) for s in self._rows} if length else {}
+        return {s: _filled(self._drafts.get(s), length) for s in self._rows} if length else {}
 
 
 def _room(sequence: Sequence) -> int:
@@ -256,6 +259,6 @@ def _cut(sequence: Sequence, draft: Draft | None) -> Draft | None:
     return Draft(draft.tokens[:room], draft.chances[:room])
 
 
-def _filled(sequence: Sequence, draft: Draft | None, length: int) -> list[int]:
+def _filled(draft: Draft | None, length: int) -> list[int]:
     tokens = draft.tokens[:length] if draft else []
-    return [*tokens, *[sequence.tokens[-1]] * (length - len(tokens))]
+    return [*tokens, *[FILLER] * (length - len(tokens))]

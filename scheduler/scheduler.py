@@ -38,7 +38,7 @@ class Scheduler:
     choices is passed by those due at most ``Limits.bypass`` seconds later. A sequence that waits
     for a sibling (a prompt that begins alike and is being computed) is passed by any other.
 
-    A step is ``plan()``, then ``commit(plan)`` once it has been launched. ``token()`` and
+    A step is ``plan()``, then ``commit(plan)`` once it has been launched. ``read()`` and
     ``finish()`` report the results, which may come one step later.
 
     Args:

@@ -23,7 +23,7 @@ class _Command(NamedTuple):
 
 
 COMMANDS = {
-    "serve": _Command("chairlift.api.cli.serve", "serve a model over the OpenAI API"),
+    "serve": _Command("chairlift.api.cli.serve", "serve models over OpenAI's and other APIs"),
     "bench": _Command("chairlift.loadtest.cli", "load-test a server and check its replies"),
     "chat": _Command("chairlift.api.cli.chat", "talk to a running server in the terminal"),
     "models": _Command("chairlift.api.cli.models", "list the models on disk"),
@@ -68,7 +68,7 @@ def build_parser(
     """
     parser = CommandParser(
         prog="chairlift",
-        description="Serves one language model to many clients in continuous batches.",
+        description="Serves language models to many clients in continuous batches.",
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(required=True, metavar=f"{{{','.join(COMMANDS)}}}")

@@ -48,7 +48,7 @@ COMMON_FLAGS = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the model and all flags, one group for each module."""
     parser.usage = "%(prog)s [MODEL ...] [flags]"
-    parser.description = "Serves models over the APIs of OpenAI and Anthropic."
+    parser.description = "Serves models over the APIs of OpenAI, Anthropic and Ollama."
     add_help_all(parser, COMMON_FLAGS)
     for flags in (
         network_flags,

@@ -141,7 +141,7 @@ class ModelEntry:
         return None if self.model is None else self.model.with_adapter(self._adapter_names(name))
 
     def _adapter_names(self, name: str) -> frozenset[str]:
-        """What an adapter may be called that a request names so."""
+        """The names of an adapter for a request's ``name``: with and without the model's name."""
         own = (self.name, *self.plan.aliases)
         return frozenset((name, *(name.removeprefix(f"{each}:") for each in own)))
 

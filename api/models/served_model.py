@@ -69,7 +69,7 @@ class ServedModel:
 
     @property
     def input_modalities(self) -> list[str]:
-        """What the messages of requests may consist of."""
+        """The types of content that messages may have: text, and images if the model sees."""
         return ["text"] if self.vision is None else ["text", "image"]
 
     def submit(self, request: Submit) -> TokenStream:

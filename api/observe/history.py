@@ -86,7 +86,7 @@ class Sample(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Interval:
-    """What happened from ``start`` on."""
+    """Totals of the steps and requests since ``start``."""
 
     start: Moment
     steps: int = 0

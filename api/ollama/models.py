@@ -27,10 +27,10 @@ from chairlift.api.service import SERVICE, ServedModel
 # The version of Ollama whose API this server follows. Clients refuse servers with an older one than
 # they need, so Chairlift's own version would mislead them.
 API_VERSION = "0.12.11"
-# The model stays loaded; the field is required.
+# ``expires_at`` of a model without a time limit; the field is required.
 _NEVER = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
 
-# Of a model that was never loaded.
+# The details of a model that was never loaded.
 _UNKNOWN = OllamaDetails(
     format="unknown", family="unknown", families=[], quantization_level="unknown"
 )
@@ -82,7 +82,7 @@ def _running(entry: ModelEntry, model: ServedModel) -> OllamaRunningModel:
 
 
 def _expiry(entry: ModelEntry) -> datetime:
-    """When the model is unloaded if no request comes."""
+    """The time at which the model is unloaded unless a request comes."""
     if entry.plan.keep_alive is None:
         return _NEVER
     idle = 0.0 if entry.is_busy else asyncio.get_running_loop().time() - entry.last_used
@@ -154,7 +154,7 @@ def _tagged(name: str) -> str:
 
 
 def _digest(model: ServedModel) -> str:
-    """It changes with the model; it is not that of its files."""
+    """A digest that changes with the model. It is not the digest of the model's files."""
     return hashlib.sha256(model.fingerprint.encode()).hexdigest()
 
 

@@ -15,7 +15,7 @@ _REASONS: Mapping[str, str] = {
         prompt_cache_key prompt_cache_retention prompt_cache_options cache_control cache_prompt
         n_cache_reuse
     """,
-    "models stay loaded": "keep_alive",
+    "the server decides how long a model stays loaded": "keep_alive",
     "selects where a request is computed": """
         id_slot data_parallel_rank routed_dp_rank disagg_prefill_dp_rank inference_geo
         backend_sampling

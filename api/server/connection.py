@@ -34,7 +34,7 @@ class Connection(web.RequestHandler):
         loop: the event loop.
         slow_reader_seconds: the time after which a client that does not read is disconnected.
         max_files: connections whose file number is this or more are refused. The numbers above are
-            reserved for the process's other files; see ``files``.
+            reserved for the process's other files; see ``listen``.
         on_rejected: called with "malformed" or "connections" when a connection is rejected.
         options: passed to aiohttp's RequestHandler.
     """

@@ -68,7 +68,7 @@ async def health(http: web.Request) -> web.Response:
 
 
 def _degraded(service: Service) -> str | UnsetType:
-    """Which of several engines do not serve now, and why, for all loaded models."""
+    """A description of engines that are down while other replicas serve, over all loaded models."""
     loaded = service.loaded_models
     found = [(model.name, model.client.degraded) for model in loaded]
     reasons = [(name, reason) for name, reason in found if reason is not None]

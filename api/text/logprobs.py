@@ -101,7 +101,9 @@ def joined(one: CompletionLogprobs, other: CompletionLogprobs) -> CompletionLogp
 
 
 def _by_text(scored: Scored, vocabulary: Vocabulary) -> dict[str, float] | None:
+    """The most likely tokens by their texts, and the token itself, as OpenAI's API has them."""
     by_text: dict[str, float] = {}
-    for token, logprob in scored.logprobs.top:  # the most likely of tokens with equal texts
+    own = (scored.token, scored.logprobs.logprob)
+    for token, logprob in (*scored.logprobs.top, own):  # the most likely of equal texts
         by_text.setdefault(vocabulary.token_text(token).text, clamp(logprob))
     return by_text

@@ -95,6 +95,8 @@ def arguments_of(call: ToolCall) -> Any:
     text = call.function.arguments
     try:
         arguments = json.loads(text or "{}")
+        if "\\u" in text:  # half a character (a lone surrogate) has no UTF-8, and so no tokens
+            json.dumps(arguments, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         return text
     return arguments if isinstance(arguments, dict) else text

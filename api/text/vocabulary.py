@@ -81,10 +81,10 @@ class Vocabulary:
         self._special = dict(roles) | {i: token.content for i, token in added if token.special}
         self.hidden_ids = frozenset(self._special).union(self.end_ids)
         # Requests cannot set these in chat_template_kwargs: some have their own fields, others are
-        # fixed.
+        # fixed. Templates know the conversation as "messages".
         self._reserved = frozenset(
             inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters
-        )
+        ).union(["messages"])
         self._known = len(tokenizer)
         vocabulary = tokenizer.get_vocab()
         self._longest = max(map(len, vocabulary))

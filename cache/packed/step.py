@@ -75,7 +75,7 @@ class BatchStep(NamedTuple):
         return max(self.tokens)
 
     def places(self, start: int) -> Places:
-        """Where its tokens are, which begin with the number ``start`` of the step."""
+        """Indices of this part's tokens in the step's list of tokens, which start at ``start``."""
         begins = start + np.cumsum([0, *self.tokens[:-1]])
         return places(begins.tolist(), self.tokens)
 

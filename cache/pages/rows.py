@@ -77,7 +77,7 @@ class PageRows:
             self._append(row, self.pool.take())
 
     def grow_all(self, stops: Numbers) -> None:
-        """The same for all rows: ``[rows]``. Few of them need a page in most steps."""
+        """Calls ``grow`` for each row that needs a page; ``stops`` are ``[rows]``. Few do."""
         for row in np.flatnonzero(self._ends < -(-stops // PAGE_TOKENS)).tolist():
             self.grow(row, int(stops[row]))
 

@@ -1,4 +1,4 @@
-"""The common base of both engine clients: open requests, and delivery of tokens to streams."""
+"""The common base of all engine clients: open requests, and delivery of tokens to streams."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ from chairlift.scheduler.sequence import Sequence
 
 log = logging.getLogger(__name__)
 
-# Images wait for as many steps with prompts at a time.
+# Encoding of images waits for at most this many consecutive steps with prompts.
 MAX_ENCODER_WAITS = 8
 # Memory for the embeddings of images: those of about 100 images, 1,000 tokens each, of 2,560
 # numbers in 16 bits.

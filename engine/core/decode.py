@@ -21,6 +21,7 @@ from chairlift.engine.model.drafted import DraftedBand
 from chairlift.engine.model.lora_routing import Slot
 from chairlift.engine.sampling.masks import Bits
 from chairlift.engine.sampling.sampler import Sampled, Sampler, SamplerRow
+from chairlift.scheduler.drafts import FILLER
 from chairlift.scheduler.plan import Plan
 from chairlift.scheduler.sequence import Sequence
 
@@ -77,7 +78,7 @@ class DecodeBatch:
         start = 0
         for band in self.bands:
             if rows := self.rows[start : start + len(band)]:
-                fed = [[s.tokens[-1], *drafts.get(s, ())] for s in rows]
+                fed = [_fed(s.tokens[-1], drafts.get(s, ())) for s in rows]
                 slots = adapters[start : start + len(band)]
                 drafted.append(DraftedBand(band, fed, slots))
             start += len(band)
@@ -231,6 +232,11 @@ class DecodeBatch:
                 band.reset()
             elif capacity != band.capacity:
                 band.resize(capacity)
+
+
+def _fed(last: int, draft: Seq[int]) -> list[int]:
+    """What the model reads of a row: its last token, and its draft without fillers."""
+    return [last, *(last if token == FILLER else token for token in draft)]
 
 
 def _upload_of(bands: Seq[Cache]) -> Callable[[NDArray[np.uint32]], mx.array]:

@@ -1,4 +1,5 @@
-"""Computes a float32 model's SwiGLU and attention in NumPy, where MLX computes on the CPU.
+"""Replaces a float32 model's slow operations where MLX computes on the CPU: SwiGLU, rotary
+embedding and attention in NumPy, and with ``jit`` products, MLPs and experts.
 
 MLX's CPU backend takes 12 ns for each ``exp`` and for the operations that use it (0.32.4, x86-64),
 and computes query heads that share a key head one by one. NumPy takes half a nanosecond, on the

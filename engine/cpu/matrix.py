@@ -72,7 +72,7 @@ class Backend(NamedTuple):
 
 
 def backends() -> list[Backend]:
-    """Those that this machine has, the fastest first."""
+    """The backends for matrix products that this machine has, the fastest first."""
     amx = Backend("AMX", amx_matmul.AmxMatrix, True, MANY_TOKENS, copy_bytes=(2, 2))
     compiled = Backend(
         *("compiled kernel", compiled_matmul.CompiledMatrix, False, MANY_TOKENS), copy_bytes=(2, 4)

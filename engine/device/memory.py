@@ -201,7 +201,7 @@ def plan_kv_memory(
 
 
 def spare_bytes(config: EngineConfig, sharing: int) -> int:
-    """What the weights leave for caches and all else. Call it once they are loaded.
+    """Bytes free for caches and everything else. Call it after the weights are loaded.
 
     ``sharing`` is the number of ranks that share this memory.
     """
@@ -230,7 +230,7 @@ def _configured(config: EngineConfig) -> KVMemory:
 
 
 def _left(memory: int, reserved: int, named: str) -> int:
-    """What the weights and ``reserved`` leave of ``memory`` bytes, which ``named`` gives."""
+    """The part of ``memory`` bytes, which the setting ``named`` gives, that stays free."""
     weights = mx.get_active_memory()
     left = memory - weights - reserved
     if left <= 0:

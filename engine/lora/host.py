@@ -60,7 +60,7 @@ class HostAddition:
 
     def clear(self) -> None:
         """Forgets the stacked matrices, because the layers' adapters have changed."""
-        # Of the adapters of the last call, which are mostly those of the next one.
+        # Stacked matrices of the last call's adapters; the next call mostly has the same.
         self._slots: tuple[int, ...] = ()
         self._stack = _Stack(np.zeros((0, 0, 0), np.float32), {})
         # The input of the layer that was computed last; the next one may have the same.

@@ -152,7 +152,7 @@ class Followers:
         return numbers
 
     def gather(self, mine: Report) -> list[list[int]]:
-        """The same without letting the ranks continue."""
+        """Collects the ranks' reports, without letting the ranks continue."""
         numbers = {0: mine.numbers}
         for _ in self._processes:
             rank, report = self._reports.get()

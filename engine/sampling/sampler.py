@@ -197,7 +197,7 @@ class Sampler:
         Args:
             logits: ``[tokens, vocabulary]``, row by row: ``1 + len(drafts[r])`` of row ``r``.
             generated: each row's number of output tokens before its draft.
-            drafts: each row's draft.
+            drafts: each row's draft, of tokens and ``scheduler.drafts.FILLER``.
             masks: ``[tokens, words]``.
 
         Returns:
@@ -207,7 +207,9 @@ class Sampler:
         owners = [row for row, draft in enumerate(drafts) for _ in range(len(draft) + 1)]
         positions = self._repeated(owners)
         if self._counts is not None:
-            before = [draft[:i] for draft in drafts for i in range(len(draft) + 1)]
+            # What follows a filler is never kept, so any token may stand in for one.
+            known = [[max(token, 0) for token in draft] for draft in drafts]
+            before = [draft[:i] for draft in known for i in range(len(draft) + 1)]
             positions._counts = self._counts.continued(owners, before)
         lengths: list[int] = []
         if self.needs_positions:
@@ -239,7 +241,7 @@ class Sampler:
             self._counts = self._counts.continued(range(len(tokens)), tokens)
 
     def _drawing(self, lines: int) -> Drawing:
-        """What is drawn in so many ``lines``: the rows, and the first of them again and again."""
+        """The ``Drawing`` of the rows, padded to ``lines`` with copies of the first row."""
         if lines not in self._drawings:
             rows = [*self._drawn, *[self._drawn[0]] * (lines - len(self._drawn))]
             self._drawings[lines] = Drawing.of(self._params, rows)

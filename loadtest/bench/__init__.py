@@ -4,5 +4,5 @@
 ``BenchRun``. ``client`` sends requests and times replies, ``load`` paces them, ``metrics`` computes
 the numbers, ``crosscheck`` compares them with the server's metrics, and ``verify`` checks that
 greedy replies are independent of the batch. It runs in the client's process and must not import
-MLX, the engine, the cache or the API.
+MLX, the engine or the cache, and of the API only ``http.event_parser``.
 """

@@ -32,7 +32,7 @@ def by_device(key: str) -> str:
 
 
 def chosen(config: EngineConfig) -> dict[str, Chosen]:
-    """What run time chooses on this machine where ``config`` leaves a value open.
+    """The values that the engine will choose on this machine where ``config`` has None.
 
     If MLX cannot be imported here, the reason stands in the place of values.
     """

@@ -133,7 +133,7 @@ def _add_swap(group: argparse._ArgumentGroup) -> None:
         metavar="SIZE",
         help="host memory for the KV of preempted sequences, which then continue without being "
         "computed again: bytes, like 4G or 512M; 0 recomputes them (default: 4G, or an eighth of "
-        "free memory)",
+        "free memory if that is less)",
     )
     add(
         "--swap-dir",

@@ -66,8 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtype",
         choices=("auto", "float32", "float16", "bfloat16"),
         default="auto",
-        help="data type of weights and activations; auto is float32 on the CPU (with bfloat16 "
-        "matrix units, quantized weights are rounded to bfloat16) and the model's own elsewhere "
+        help="data type of weights and activations; auto is float32 on the CPU (with AMX, "
+        "quantized weights of small models are rounded to bfloat16) and the model's own elsewhere "
         "(default: auto)",
     )
     add(

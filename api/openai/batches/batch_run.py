@@ -44,7 +44,7 @@ Answer = Callable[[bytes, str], Awaitable[Reply]]
 
 @dataclass(frozen=True, slots=True)
 class BatchTools:
-    """What a run needs.
+    """The objects that a run needs.
 
     Attributes:
         storage: the folder.

@@ -45,7 +45,7 @@ class LineError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LineRules:
-    """What the lines of one batch must be.
+    """Rules that each line of one batch must meet.
 
     Attributes:
         endpoint: the ``url`` of all lines.

@@ -34,7 +34,7 @@ RETRY_SECONDS = 30.0
 class BatchRunner:
     """Runs the batches of one server.
 
-    Only batches of the served model run; those of others wait for a server with their model, and
+    Only batches of served models run; those of others wait for a server with their model, and
     those whose owner has no key any more wait until it has one.
     """
 

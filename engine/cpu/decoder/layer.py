@@ -186,7 +186,7 @@ class Step(NamedTuple):
 
 
 class _Programs(threading.local):
-    """Those of a layer by numbers of tokens. Each thread has its own, because they share memory."""
+    """A layer's compiled steps by number of tokens, for each thread: steps share memory."""
 
     def __init__(self) -> None:
         self.steps: dict[int, Step | None] = {}

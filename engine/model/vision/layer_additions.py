@@ -63,7 +63,7 @@ class LayerAdditions:
 
 
 def layer_additions(model: Any, family: Family) -> LayerAdditions | None:
-    """What images add to the layers of mlx-vlm's ``model``; None if nothing."""
+    """The ``LayerAdditions`` of mlx-vlm's ``model``; None if images add nothing to its layers."""
     if family.deepstack is None:
         return None
     layers = model.language_model.layers

@@ -15,7 +15,7 @@ from chairlift.engine.model.vision.token_inputs import TokenInputs
 
 
 class Together:
-    """Which tokens of a prompt see each other. All others see only what is in front of them.
+    """The tokens of a prompt that see each other; all others see only those in front of them.
 
     Args:
         model: mlx-vlm's model.

@@ -98,7 +98,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"chat_template_kwargs": {"a b": 1}}, "chat_template_kwargs"),
     ({"chat_template_kwargs": {"a": "x" * 20_000}}, "chat_template_kwargs"),
     ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs"),
-    ({"chat_template_kwargs": {"messages": []}}, "messages"),
+    ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
     ({"chat_template_kwargs": json.loads(nested(100))}, "chat_template_kwargs"),
     ({"tools": [tool("f", json.loads(nested(100)))]}, "tools[0].function.parameters"),
     ({"guided_json": json.loads(nested(100))}, "guided_json"),

@@ -96,6 +96,36 @@ def test_forced_tokens_of_a_schema_take_no_steps_of_their_own() -> None:
     assert steps[1] <= 0.6 * steps[0]
 
 
+@pytest.mark.parametrize("text", ["[ab]{50}", "a*b", "(aa|bb){20}", "(abc){15}"])
+@pytest.mark.parametrize("seed", [6, 7])
+def test_a_row_without_a_draft_keeps_to_its_grammar_beside_rows_with_drafts(
+    text: str, seed: int
+) -> None:
+    """Recurrent rows need drafts of one length. A filler equal to the next token had been kept."""
+    model = tiny_model("lfm2", seed=seed)
+    attention.install(model)
+    plain = Bench(model, rows=4)
+    plain.submit("p", [5, 6, 7], 80)
+    plain.drain()
+    tokens: list[dict[str, list[int]]] = []
+    for draft in (0, 5):
+        bench = Bench(model, draft=draft, compiler=compiler(), rows=4)
+        bench.submit("p", [5, 6, 7], 80, reading={"prediction": plain.tokens("p")})
+        for number in range(3):
+            bench.submit(
+                *(f"g{number}", [40 + number, 41, 42], 60),
+                grammar=Grammar("regex", text),
+                stop_token_ids=(0, 2),
+            )
+        bench.drain()
+        assert {name: bench.outputs[name][-1].error for name in bench.outputs} == dict.fromkeys(
+            bench.outputs
+        )
+        tokens.append({name: bench.tokens(name[0]) for name in bench.outputs})
+    assert draft == 0 or sum(sum(stats.accepted_tokens) for stats in bench.stats) > 10
+    assert tokens[0] == tokens[1]
+
+
 def verify_all(bench: Bench) -> None:
     scheduler = bench.core.scheduler
     scheduler.choose_drafts = (

@@ -1,4 +1,4 @@
-"""What a processor returns that makes an image's embeddings."""
+"""The arrays of a processor's output from which an image's embeddings are computed."""
 
 from __future__ import annotations
 

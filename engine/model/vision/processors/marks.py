@@ -1,4 +1,4 @@
-"""What stands for images in a text before the processor has run."""
+"""Placeholders of images in a prompt's text, before the processor replaces them."""
 
 from __future__ import annotations
 
