@@ -142,7 +142,7 @@ class BatchCache:
         if state is not None:
             self.restore(row, state)
         for attention in self._attention:
-            attention.clear_left(row)
+            attention.clear_stale(row)
         return row
 
     def restore(self, row: int, state: Snapshot) -> None:
@@ -198,9 +198,9 @@ class BatchCache:
     def leave(self, rows: Collection[int], nonfinite: Collection[int] = ()) -> list[int]:
         """Removes rows; the last rows take the freed numbers, and no other row is touched.
 
-        Attention multiplies masked columns by zero, which does not remove NaN or infinity. So
-        ``nonfinite`` rows are overwritten completely. A step that has not been read yet may have
-        written such values to others' newest columns: see ``LayerCache.clear_left``.
+        Attention multiplies masked columns by zero, which does not remove NaN or infinity. Rows
+        that may have such values are ``nonfinite``: their next users overwrite all columns. Those
+        of other rows overwrite the newest column, which an unread step may have written.
 
         Returns:
             The former number of each remaining row, in the new order.
@@ -210,18 +210,16 @@ class BatchCache:
             return order
         moves = [(row, to) for to, row in enumerate(order) if row != to]
         for layer in self._attention:
-            for row in nonfinite:
-                layer.clear(row)
             self._moves += layer.move(moves)
         for state in self._states:
             state.rearrange(order)
         self.offsets = [self.offsets[row] for row in order]
         self.surplus = [self.surplus[row] for row in order]
         for ring in self._rings.values():
-            ring.arrange(order)
+            ring.arrange(order, nonfinite)
         for layer in self._attention:
             for _, row in moves:
-                layer.clear_left(row)
+                layer.clear_stale(row)
         return order
 
     def take_moves(self) -> list[mx.array]:

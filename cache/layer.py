@@ -235,18 +235,10 @@ class LayerCache:
         if self._lent:
             self.rewind()
 
-    def clear(self, row: int) -> None:
-        """Overwrites all columns of a row with zeros."""
-        self._clear(slice(row, row + 1), slice(None))
-
-    def clear_left(self, row: int) -> None:
-        """Overwrites the column ``Ring.left`` of a row with zeros, unless it has a token there.
-
-        To be called when a row gets another sequence.
-        """
-        column = self.ring.left.get(row)
-        if column is not None and not self.ring.holds(row, column):
-            self._clear(slice(row, row + 1), slice(column, column + 1))
+    def clear_stale(self, row: int) -> None:
+        """Overwrites the columns ``Ring.stale`` with zeros, once a row has another sequence."""
+        for span in self.ring.stale(row):
+            self._clear(slice(row, row + 1), slice(*span))
 
     def get(self, row: int, stop: int, tokens: int) -> KVPiece:
         """The ``tokens`` columns of one row before column ``stop``.

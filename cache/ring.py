@@ -41,7 +41,8 @@ class Ring:
         columns: allocated columns.
         cursors: the column that each row in use writes next.
         lengths: the tokens of each row in use, stored directly before its cursor.
-        left: the newest column of the sequence that had a row before, for rows that had any.
+        left: the newest column of the sequence that had a row before, for rows that had any. None
+            if any column may have values that are not finite.
     """
 
     window: int | None = None
@@ -49,7 +50,7 @@ class Ring:
     columns: int = 0
     cursors: list[int] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
-    left: dict[int, int] = field(default_factory=dict)
+    left: dict[int, int | None] = field(default_factory=dict)
 
     @property
     def aligned(self) -> bool:
@@ -218,11 +219,24 @@ class Ring:
         """Whether a column has one of a row's tokens."""
         return (self.cursors[row] - 1 - column) % self.columns < self.lengths[row]
 
-    def arrange(self, order: Sequence[int]) -> None:
-        """Keeps the rows ``order``, in this order; sets ``left`` of rows that are new or free."""
+    def stale(self, row: int) -> list[Span]:
+        """The columns of the sequence before that a row's next user has to overwrite."""
+        if row not in self.left:
+            return []
+        if (column := self.left[row]) is None:
+            length = self.lengths[row]
+            return self.spans(self.cursors[row] - length, self.columns - length)
+        return [] if self.holds(row, column) else [Span(column, column + 1)]
+
+    def arrange(self, order: Sequence[int], nonfinite: Collection[int] = ()) -> None:
+        """Keeps the rows ``order``, in this order; sets ``left`` of rows that are new or free.
+
+        ``nonfinite`` are rows, before, whose columns may have values that are not finite.
+        """
         for row, cursor in enumerate(self.cursors):
             if row >= len(order) or order[row] != row:
-                self.left[row] = (cursor - 1) % max(1, self.columns)
+                newest = (cursor - 1) % max(1, self.columns)
+                self.left[row] = None if row in nonfinite else newest
         self.cursors = [self.cursors[row] for row in order]
         self.lengths = [self.lengths[row] for row in order]
 

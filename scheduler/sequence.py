@@ -47,6 +47,7 @@ class Sequence:
         finished: whether it has ended.
         nonfinite: whether it has ended because of values that are not finite. The KV of its row
             may contain such values too.
+        drafted: whether it has had a draft. Its row may contain the KV of wrong tokens.
         replay: whether it repeats a request for the canary, so that no client waits for it.
         prompt_logprobs: how many top log-probabilities each prompt position gets besides the
             prompt token's own; None: none are computed. Reset once the prompt is computed.
@@ -85,6 +86,7 @@ class Sequence:
     shares_prompt: bool = False
     finished: bool = False
     nonfinite: bool = False
+    drafted: bool = False
     replay: bool = False
     prompt_logprobs: int | None = None
     pooling: Literal["mean", "last"] | None = None

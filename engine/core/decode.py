@@ -79,6 +79,8 @@ class DecodeBatch:
         for band in self.bands:
             if rows := self.rows[start : start + len(band)]:
                 fed = [_fed(s.tokens[-1], drafts.get(s, ())) for s in rows]
+                for sequence in rows:
+                    sequence.drafted |= bool(drafts.get(sequence))
                 slots = adapters[start : start + len(band)]
                 drafted.append(DraftedBand(band, fed, slots))
             start += len(band)
@@ -175,7 +177,7 @@ class DecodeBatch:
             moving = {rows[row]: band.extract(row).copy() for row in out if rows[row] in bands}
             states |= moving
             moves += _dispatched([array for state in moving.values() for array in state.arrays])
-            nonfinite = [row for row in out if rows[row].nonfinite]
+            nonfinite = [row for row, s in enumerate(rows) if s.nonfinite or s.drafted]
             left = band.leave(out, nonfinite) if out else range(len(band))
             orders.append([start + row for row in left])
             start += len(rows)

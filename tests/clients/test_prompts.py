@@ -152,7 +152,9 @@ def test_echo_with_the_official_client(client: OpenAI, tokenizer: Any) -> None:
         echoed: Any = alone.choices[0].logprobs
         lengths = {len(values) for values in dict(echoed).values()}
         assert lengths == {alone.usage.prompt_tokens}
-        assert {len(top) for top in echoed.top_logprobs[1:]} == {2}
+        for token, top in zip(echoed.tokens[1:], echoed.top_logprobs[1:], strict=True):
+            assert len(top) == (2 if token in sorted(top, key=top.get)[-2:] else 3)
+            assert token in top
         starts = [*echoed.text_offset, len(text)]
         complete = [token for token in echoed.tokens if not token.startswith("bytes:")]
         shown = [text[a:b] for a, b in pairwise(starts)]

@@ -9,12 +9,15 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.engine.bench import Bench
 from support.tiny import VOCAB_SIZE, tiny_model
 
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.snapshot import KVPiece, LayerKind, Snapshot
 from chairlift.engine.cpu import kernels
+from chairlift.engine.messages import Abort
 
 # The token whose embedding is NaN.
 BROKEN = 200
@@ -72,6 +75,74 @@ def test_a_broken_row_does_not_affect_the_next(bad: dict[str, Any], eager: bool)
     bench.drain()
     assert {name: bench.tokens(name) for name in expected} == expected
     assert all(bench.outputs[name, 0][-1].finish == "length" for name in expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("steps", range(1, 6))
+def test_a_wrong_draft_does_not_affect_the_next_row(steps: int, eager: bool) -> None:
+    """A client disconnects while its draft, which is BROKEN, is verified or was found wrong."""
+
+    def serve(prediction: list[int], steps: int) -> Bench:
+        model = broken_model()
+        if eager:
+            kernels.install(model)
+        bench = Bench(model, eager=eager, rows=2, tokens=80, draft=5)
+        core = bench.core
+        core.scheduler.choose_drafts = (  # type: ignore[method-assign]
+            lambda drafts: {s: draft.tokens for s, draft in drafts.items()}
+        )
+        bench.submit("long", LONG, 60)
+        bench.step()
+        bench.submit("client", [9, 8, 7, 6], 40, reading={"prediction": prediction})
+        for number in range(3):
+            bench.submit(f"short {number}", [90 + number], 12)
+        for _ in range(steps):
+            bench.step()
+        core.abort(Abort("client"))
+        bench.drain()
+        return bench
+
+    first = serve([], 3).tokens("client")[:1]
+    plain, drafted = serve([], steps), serve([*first, *[BROKEN] * 8], steps)
+    for name in ("long", *(f"short {number}" for number in range(3))):
+        assert drafted.outputs[name, 0][-1].error is None
+        assert drafted.tokens(name) == plain.tokens(name)
+
+
+@given(data=st.data(), kind=st.sampled_from([LayerKind(None), LayerKind(8)]))
+def test_columns_that_are_not_finite_reach_no_later_user_of_a_row(
+    data: st.DataObject, kind: LayerKind
+) -> None:
+    """Rows join, leave and move in any order; some leave NaN behind their cursor."""
+    batch, broken = BatchCache([kind]), []
+    layer = batch.attention[0]
+    for _ in range(data.draw(st.integers(1, 12))):
+        if len(batch) and data.draw(st.booleans()):
+            leaving = data.draw(st.sets(st.integers(0, len(batch) - 1), min_size=1))
+            order = batch.leave(leaving, {row for row, is_broken in enumerate(broken) if is_broken})
+            broken = [broken[row] for row in order]
+        else:
+            tokens = data.draw(st.integers(1, 11))
+            values = mx.ones((1, 2, min(tokens, kind.window or tokens), 4))
+            batch.join(Snapshot(0, tokens, (KVPiece(values, values),)), columns=12)
+            broken.append(False)
+        mx.eval(batch.take_moves())
+        ring, keys, values = layer.ring, layer.keys, layer.values
+        if keys is None or values is None:
+            continue
+        for row, is_broken in enumerate(broken):
+            stale = ring.spans(
+                ring.cursors[row] - ring.lengths[row], ring.columns - ring.lengths[row]
+            )
+            if not is_broken:
+                assert mx.isfinite(keys[row]).all()
+                assert mx.isfinite(values[row]).all()
+                broken[row] = data.draw(st.booleans())
+            if broken[row]:
+                for span in stale:
+                    keys[row, :, span.start : span.stop] = mx.nan
+                    values[row, :, span.start : span.stop] = mx.nan
 
 
 def test_rows_that_leave_are_overwritten() -> None:
