@@ -7,6 +7,6 @@ reasoning and calls (``thoughts``, ``tool_plan``). ``DialogueChoice`` converts o
 deltas: it splits them at the model's tags (``text.splitter``) or channels
 (``text.harmony_splitter``), and parses calls while they form (``calls``). ``sections`` groups the
 deltas for APIs whose replies are lists of items. Everything runs on the API process's event loop,
-except that templates are rendered, and large conversations converted, in threads.
-The package must not import MLX, the cache or the scheduler.
+except that templates are rendered, and large conversations converted, in threads. The package must
+not import MLX, the cache or the scheduler.
 """
