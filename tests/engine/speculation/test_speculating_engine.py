@@ -134,7 +134,7 @@ def test_tokens_are_those_without_drafts(case: str, wrong: float) -> None:
 @cache
 def _served_long(kind: TinyKind) -> tuple[list[Request], dict[str, list[list[int]]]]:
     """Requests whose rows together outgrow a small memory, and their tokens without drafts."""
-    requests = _requests(seed=5, count=10, spread=4, longest=40)
+    requests = _requests(seed=5, count=8, spread=4, longest=40)
     for number, request in enumerate(requests):
         del request.prompt[6:]
         request.params.update(max_tokens=24 + 2 * number, stop_token_ids=())
@@ -147,7 +147,7 @@ def _served_long(kind: TinyKind) -> tuple[list[Request], dict[str, list[list[int
 def test_preempted_rows_go_on_with_the_same_tokens(kind: TinyKind, swap: int) -> None:
     model = _model(kind, False)
     requests, expected = _served_long(kind)
-    memory = Bench(model).core.limits.bytes_alone(48)
+    memory = Bench(model).core.limits.bytes_alone(44)
     bench = Bench(
         model, draft=DRAFT, propose=oracles(expected, 0.3), kv=memory, swap=swap, prefix=1 << 20
     )
