@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chairlift.engine.messages.speculative_config import SpeculativeConfig
-from chairlift.scheduler.limits import PRIORITY_AGEING
+from chairlift.scheduler.limits import PREFILL_SLACK, PRIORITY_AGEING
 
 KV_BITS = (4, 8)
 KV_GROUP_SIZES = (32, 64, 128)
@@ -47,6 +47,8 @@ class EngineConfig:
         max_context: tokens of a prompt and its output. None: the model's limit.
         priority_ageing: a request is scheduled as if it had come this many seconds later for each
             step of its priority above 0, and earlier for each below.
+        prefill_slack: a prompt is overtaken by others that come within this many times the time
+            that it takes alone; 0: first come, first served.
         text_only: a model that sees is served without images.
         trust_remote_code: a model may run Python code from its own folder.
         prefix_cache_bytes: memory for prefixes of earlier prompts; 0 turns the prefix cache off.
@@ -87,6 +89,7 @@ class EngineConfig:
     max_queue: int = 256
     max_context: int | None = None
     priority_ageing: float = PRIORITY_AGEING
+    prefill_slack: float = PREFILL_SLACK
     text_only: bool = False
     trust_remote_code: bool = False
     prefix_cache_bytes: int | None = None

@@ -37,6 +37,11 @@ class Chunks:
         if not work.tokens:
             self._rows_only.learn(work, seconds)
 
+    def prefill_seconds(self, sequence: Sequence, begun: int) -> float:
+        """The predicted seconds of a prompt behind its ``begun`` tokens; 0 before any step."""
+        left = sequence.num_tokens - begun
+        return self.cost.seconds(Work().with_chunk(begun, left, sequence.scored))
+
     def seconds(self, rows: Work, prompt: Sequence) -> float:
         """The maximum seconds of a step with these rows; infinite without rows.
 

@@ -16,6 +16,9 @@ PRIORITY_AGEING = 10.0
 # Requests due up to this many seconds later may pass one that waits for several free rows. A larger
 # value keeps more rows busy and makes that request wait longer.
 BYPASS = 2.0
+# Prompts that arrive within this many times a prompt's own time may overtake it. While these others
+# leave it a fourth of the time, it is done before its turn has come, and nobody waits for it.
+PREFILL_SLACK = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,8 @@ class Limits:
         ageing: seconds by which one level of priority delays a request.
         bypass: requests due up to this many seconds later may start before one that waits for
             several free rows.
+        prefill_slack: a prompt's turn is later by this many times the time that it takes alone,
+            so that shorter prompts overtake it. 0: first come, first served.
         draft_tokens: maximum proposed tokens of a row that one step verifies.
         paged: the KV memory consists of pages; there are no bands, and ``chunk_multiple`` takes no
             memory. False: it consists of columns.
@@ -70,6 +75,7 @@ class Limits:
     band_bytes: int = 1
     ageing: float = PRIORITY_AGEING
     bypass: float = BYPASS
+    prefill_slack: float = PREFILL_SLACK
     draft_tokens: int = 0
     paged: bool = False
 
@@ -93,6 +99,10 @@ class Limits:
             raise ValueError(f"priority-ageing must be above 0 seconds, not {self.ageing:g}")
         if not 0 <= self.bypass < math.inf:
             raise ValueError(f"bypass must not be below 0 seconds or infinite: {self.bypass:g}")
+        if not 0 <= self.prefill_slack < math.inf:
+            raise ValueError(
+                f"prefill-slack must not be below 0 or infinite: {self.prefill_slack:g}"
+            )
         if self.max_context < COLUMN_STEP:
             raise ValueError(
                 f"kv-memory of {self.kv_bytes} bytes holds {self.max_context} tokens of this "

@@ -1,4 +1,4 @@
-"""The queue of waiting sequences, in the order in which they are due."""
+"""The queue of waiting sequences, in the order of their turns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from chairlift.scheduler.siblings import Followers, Sibling
 
 
 class Queue:
-    """Waiting sequences by rank, which does not change while they wait.
+    """Waiting sequences by turn, which changes at most when a blocked one becomes ready.
 
     Adding and removing cost the logarithm of the queue's length. A sequence is blocked while its
     prefix is read from disk or computed by a sibling, and returns to its place afterwards.
@@ -20,12 +20,17 @@ class Queue:
     Args:
         fetching: returns whether background work still loads a sequence's prefix, state or
             grammar.
+        slack: returns a sequence's ``slack``. It is asked whenever the sequence becomes ready,
+            because more of its prefix may then be cached.
     """
 
-    def __init__(self, fetching: Callable[[Sequence], bool]) -> None:
+    def __init__(
+        self, fetching: Callable[[Sequence], bool], slack: Callable[[Sequence], float]
+    ) -> None:
         self._fetching = fetching
+        self._slack = slack
         self._ready: SortedKeyList[Sequence, tuple[float, int, int]] = cast(
-            "SortedKeyList[Sequence, tuple[float, int, int]]", SortedKeyList(key=_rank)
+            "SortedKeyList[Sequence, tuple[float, int, int]]", SortedKeyList(key=_turn)
         )
         self._blocked: dict[Sequence, None] = {}
         self._followers = Followers()
@@ -37,7 +42,7 @@ class Queue:
     def __iter__(self) -> Iterator[Sequence]:
         if not (self._blocked or self._followers):
             return iter(list(self._ready))
-        return iter(sorted((*self._ready, *self._blocked, *self._followers), key=_rank))
+        return iter(sorted((*self._ready, *self._blocked, *self._followers), key=_turn))
 
     def __contains__(self, sequence: Sequence) -> bool:
         blocked = sequence in self._blocked or sequence in self._followers
@@ -50,7 +55,7 @@ class Queue:
 
     @property
     def ready(self) -> Iterator[Sequence]:
-        """Sequences that may begin, by rank. Do not change the queue while iterating."""
+        """Sequences that may begin, by turn. Do not change the queue while iterating."""
         return iter(self._ready)
 
     @property
@@ -65,7 +70,7 @@ class Queue:
         if self._fetching(sequence):
             self._blocked[sequence] = None
         else:
-            self._ready.add(sequence)
+            self._make_ready(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Removes a sequence, which must be in the queue."""
@@ -91,9 +96,9 @@ class Queue:
         """Unblocks sequences that need not wait any longer."""
         for sequence in [s for s in self._blocked if not self._fetching(s)]:
             del self._blocked[sequence]
-            self._ready.add(sequence)
+            self._make_ready(sequence)
         for sequence in self._followers.take_ready():
-            self._ready.add(sequence)
+            self._make_ready(sequence)
 
     def check_integrity(self) -> None:
         """Asserts the invariants that hold between two calls."""
@@ -102,8 +107,12 @@ class Queue:
         everyone = {*ready, *self._blocked, *self._followers}
         assert len(everyone) == len(self)
         assert self._choices == sum(len(s.choices) for s in everyone)
-        assert ready == sorted(ready, key=_rank)
+        assert ready == sorted(ready, key=_turn)
+
+    def _make_ready(self, sequence: Sequence) -> None:
+        sequence.slack = self._slack(sequence)
+        self._ready.add(sequence)
 
 
-def _rank(sequence: Sequence) -> tuple[float, int, int]:
-    return sequence.rank
+def _turn(sequence: Sequence) -> tuple[float, int, int]:
+    return sequence.turn

@@ -1,4 +1,4 @@
-"""Plans steps: serves sequences in the order in which they are due, within the limits."""
+"""Plans steps: serves sequences in the order of their turns, within the limits."""
 
 from __future__ import annotations
 
@@ -30,13 +30,15 @@ class Scheduler:
     """Holds every unfinished sequence and plans steps. Deterministic.
 
     A sequence is due at its arrival, later by ``Limits.ageing`` for each level of priority above 0
-    and earlier for each level below. The earliest due goes first: within a class this is first
-    come, first served, and no sequence starves. The order never changes, and a longer queue does
-    not make planning more expensive.
+    and earlier for each level below. The latest due is preempted first. The turn of a prompt is
+    later than that by its slack: ``Limits.prefill_slack`` times the seconds that it takes alone,
+    so that short prompts need not wait for long ones. The earliest turn goes first, and no
+    sequence starves. A longer queue does not make planning more expensive.
 
     Two kinds of sequences are passed by others. A sequence that finds too few free rows for its
-    choices is passed by those due at most ``Limits.bypass`` seconds later. A sequence that waits
-    for a sibling (a prompt that begins alike and is being computed) is passed by any other.
+    choices is passed by those whose turn is at most ``Limits.bypass`` seconds later. A sequence
+    that waits for a sibling (a prompt that begins alike and is being computed) is passed by any
+    other.
 
     A step is ``plan()``, then ``commit(plan)`` once it has been launched. ``read()`` and
     ``finish()`` report the results, which may come one step later.
@@ -63,7 +65,7 @@ class Scheduler:
         self._memory = limits.memory
         self._cached = cached
         self._swapped = swapped
-        self.waiting = Queue(fetching)
+        self.waiting = Queue(fetching, self._slack)
         self.prefilling: list[Sequence] = []
         self.running: list[Sequence] = []
         # Running choices whose state is not in the batch yet, and the prompt it is copied from.
@@ -169,25 +171,25 @@ class Scheduler:
         first = next(self.waiting.ready, None)
         begins = first is not None and (planner.rows < self.limits.max_rows or not first.rows)
         prompts = [*prefill, first] if first is not None and begins else prefill
-        upcoming = min(prompts, key=lambda s: s.rank, default=None)
+        upcoming = min(prompts, key=lambda s: s.turn, default=None)
         seconds = self._chunk_sizes.seconds(work, upcoming) - spent if upcoming else math.inf
         chunks: dict[Sequence, int] = {}
         cached: dict[Sequence, int] = {}
-        begun = deque(sorted(prefill, key=lambda s: s.rank))
+        begun = deque(sorted(prefill, key=lambda s: s.turn))
         followers: list[tuple[Sequence, Sibling]] = []
-        passed, last_due = 0, math.inf
+        passed, last_turn = 0, math.inf
         # After a preemption nothing begins: the preempted sequence may be due before the waiting.
         for sequence in () if preempted else self.waiting.ready:
-            if passed == MAX_PASSED or sequence.due > last_due:
+            if passed == MAX_PASSED or sequence.turn[0] > last_turn:
                 break
-            while begun and begun[0].rank < sequence.rank:
+            while begun and begun[0].turn < sequence.turn:
                 work = self._continue_prefill(begun.popleft(), work, seconds, chunks)
             # Cheap checks first: the prefix cache is asked only about sequences that could begin.
             # How many pages a sequence needs depends on its prefix.
             free = self.limits.max_rows - planner.rows
             if sequence.rows > free > 0:
                 passed += 1
-                last_due = min(last_due, sequence.due + self.limits.bypass)
+                last_turn = min(last_turn, sequence.turn[0] + self.limits.bypass)
                 continue
             if (
                 sequence.rows > free
@@ -270,17 +272,30 @@ class Scheduler:
         """The running sequences whose rows gain another token."""
         return [s for s in self.running if s.num_tokens < s.max_total_tokens]
 
+    def _slack(self, sequence: Sequence) -> float:
+        """The ``slack`` of a sequence that may begin now."""
+        if sequence.generated:  # it was preempted, after others had their chance to overtake it
+            return 0.0
+        begin = self._computed_prefix(sequence)
+        return self.limits.prefill_slack * self._chunk_sizes.prefill_seconds(sequence, begin)
+
+    def _computed_prefix(self, sequence: Sequence) -> int:
+        """The first tokens of a waiting sequence that are swapped out or cached."""
+        if swapped := self._swapped(sequence):
+            return swapped
+        if self._cached is None or sequence.bypasses_prefix_cache:
+            return 0
+        return self._cached(sequence)
+
     def _admissible_prefix(self, sequence: Sequence, prefill: list[Sequence]) -> int | Sibling:
         """The number of cached tokens of a waiting sequence, or the sibling to wait for.
 
         ``prefill`` are the prompts that are being computed, or begin in this step.
         """
-        if swapped := self._swapped(sequence):
-            return swapped
-        if self._cached is None or sequence.bypasses_prefix_cache:
-            return 0
-        cached = self._cached(sequence)
-        return sibling_of(sequence, cached, prefill) or cached
+        begin = self._computed_prefix(sequence)
+        if self._cached is None or sequence.bypasses_prefix_cache or self._swapped(sequence):
+            return begin
+        return sibling_of(sequence, begin, prefill) or begin
 
     def _continue_prefill(
         self, sequence: Sequence, work: Work, seconds: float, chunks: dict[Sequence, int]

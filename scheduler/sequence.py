@@ -25,6 +25,8 @@ class Sequence:
         arrival: when the request arrived.
         priority: its class; lower is served earlier.
         due: when it is due; set by the scheduler, first in ``rank``.
+        slack: seconds for which others may overtake it until its prompt is computed; set by the
+            scheduler whenever it may begin.
         number: its number in order of arrival; set by the scheduler, second in ``rank``.
         band: the band of its row; set by the scheduler.
         computed: tokens whose KV is cached, or computed by a step that was launched.
@@ -69,6 +71,7 @@ class Sequence:
     arrival: float = 0.0
     priority: int = 0
     due: float = 0.0
+    slack: float = 0.0
     number: int = 0
     band: int = 0
     computed: int = 0
@@ -156,8 +159,13 @@ class Sequence:
 
     @property
     def rank(self) -> tuple[float, int, int]:
-        """The sort key of the queue: when the sequence is due, then its arrival. Never changes."""
+        """The order in which sequences keep their memory: when due, then arrival. Never changes."""
         return self.due, self.number, self.index
+
+    @property
+    def turn(self) -> tuple[float, int, int]:
+        """The order in which prompts begin and are computed: as ``rank``, later by the slack."""
+        return self.due + self.slack, self.number, self.index
 
     def fork(self) -> list[Sequence]:
         """The request's choices, each with the shared prompt computed."""

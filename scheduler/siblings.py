@@ -32,7 +32,7 @@ class Sibling(NamedTuple):
 def sibling_of(sequence: Sequence, cached: int, prompts: Iterable[Sequence]) -> Sibling | None:
     """The sibling to wait for: the one of ``prompts`` that shares the most tokens to compute.
 
-    Only prompts that are due earlier count, so that a request never waits for one that others may
+    Only prompts whose turn is earlier count, so that a request never waits for one that others may
     pass.
 
     Args:
@@ -48,7 +48,7 @@ def sibling_of(sequence: Sequence, cached: int, prompts: Iterable[Sequence]) -> 
         if (
             other.cache_salt != sequence.cache_salt
             or other.bypasses_prefix_cache
-            or other.rank > sequence.rank
+            or other.turn > sequence.turn
         ):
             continue
         required = slice(cached, cached + MIN_SHARED)
@@ -82,7 +82,7 @@ class Followers:
         """Adds a sequence that waits until its sibling has computed the shared prefix or ended."""
         self._siblings[sequence] = sibling
         heap = self._behind.setdefault(sibling.sequence, [])
-        heappush(heap, (sibling.shared, sequence.rank, sequence))
+        heappush(heap, (sibling.shared, sequence.turn, sequence))
 
     def remove(self, sequence: Sequence) -> None:
         """Removes a sequence, which must be a follower."""

@@ -43,6 +43,7 @@ def engine_config(options: argparse.Namespace) -> EngineConfig:
         max_queue=options.max_queue,
         max_context=options.max_context,
         priority_ageing=options.priority_ageing,
+        prefill_slack=options.prefill_slack,
         text_only=options.text_only,
         trust_remote_code=options.trust_remote_code,
         prefix_cache_bytes=options.prefix_cache_bytes,

@@ -106,6 +106,17 @@ def positive_seconds(text: str) -> float:
     return seconds
 
 
+def factor(text: str) -> float:
+    """Parses a number from 0 to 1000."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1000:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1000")
+    return value
+
+
 def generation_config(text: str) -> str:
     """Parses "auto", "none" (or "vllm", its name there), or the path of a file or its folder."""
     if text in ("none", "vllm"):

@@ -44,6 +44,7 @@ def build_limits(
         bands=BANDS,
         band_bytes=profile.band_bytes,
         ageing=config.priority_ageing,
+        prefill_slack=config.prefill_slack,
         draft_tokens=draft_tokens(config.speculative),
     )
 

@@ -110,7 +110,7 @@ def _overtaken_by(ageing: float) -> float:
     Urgent requests arrive three times as fast as they can be served.
     """
     traffic = replace(SHORT, requests=600, rate=60.0, priorities={0: 0.9, 1: 0.05, 3: 0.05})
-    simulation = Simulation(replace(LIMITS, ageing=ageing), COST)
+    simulation = Simulation(replace(LIMITS, ageing=ageing, prefill_slack=0.0), COST)
     served = _simulate(simulation, list(traffic.draw())).measurements.served
     began = {request: request.arrival + request.queue for request in served}
     return max(

@@ -9,6 +9,7 @@ from chairlift.api.cli.flags import (
     byte_size,
     byte_size_or_zero,
     directory,
+    factor,
     positive,
     positive_seconds,
     share,
@@ -66,6 +67,14 @@ def _add_batching(group: argparse._ArgumentGroup) -> None:
         metavar="S",
         help="a request that has waited this much longer goes before one of the next more urgent "
         "priority class (default: %(default)g)",
+    )
+    add(
+        "--prefill-slack",
+        type=factor,
+        default=_DEFAULTS.prefill_slack,
+        metavar="N",
+        help="prompts may overtake a longer one if they come within N times the time that it takes "
+        "alone; 0: first come, first served (default: %(default)g)",
     )
 
 

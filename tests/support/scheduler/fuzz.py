@@ -294,14 +294,14 @@ class Fuzz:
         cache.tokens += tokens
 
     def _check_order(self, plan: Plan, begins: Sequence) -> None:
-        """A request due earlier begins too, or waits for rows and is bypassed within the bound."""
+        """An earlier request begins too, or waits for rows and is bypassed within the bound."""
         for other in self.scheduler.waiting.ready:
-            if other.rank > begins.rank:
+            if other.turn > begins.turn:
                 break
             if other not in plan.cached:
                 self.counts.passed += 1
                 assert other.rows > 1, "it was overtaken"
-                assert begins.due <= other.due + self.limits.bypass
+                assert begins.turn[0] <= other.turn[0] + self.limits.bypass
 
     def _compute(self, plan: Plan) -> None:
         """Updates the model of the engine's caches as a launched plan does."""

@@ -47,11 +47,12 @@ def draw_limits(rng: random.Random, paged: bool = False) -> Limits:
         band_bytes=rng.choice([1, 5_000, 50_000]),
         ageing=rng.choice([0.1, 10.0]),
         bypass=rng.choice([0.0, 0.5, 2.0, 1000.0]),
+        prefill_slack=rng.choice([0.0, 0.5, 4.0, 1000.0]),
         paged=paged,
         draft_tokens=0 if paged else rng.choice([0, 0, 1, 4]),
     )
     longest = rng.choice([130, 200, 220, 300, 500])
-    kv_bytes = int(limits.bytes_alone(longest) * rng.choice([1, 1.5, 2, 2, 3]))
+    kv_bytes = int(limits.bytes_alone(longest) * rng.choice([1, 1, 1.25, 1.5, 2]))
     if limits.pages:
         # Memory that no sequence has: the first page of each pool, the states of other rows.
         unused = 64 * geometry.bytes_per_token
