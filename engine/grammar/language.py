@@ -10,6 +10,12 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from chairlift.engine.errors import GrammarError, UnsupportedModel
 from chairlift.engine.grammar.objects import bounded
+from chairlift.engine.grammar.special_names import (
+    MARK,
+    MARK_ESCAPED,
+    lark_with_marked_names,
+    with_marked_names,
+)
 from chairlift.engine.grammar.subschemas import Object
 from chairlift.engine.messages import Grammar
 
@@ -43,13 +49,14 @@ class Lexicon(msgspec.Struct, frozen=True):
     ends: tuple[int, ...]
 
     def load(self) -> LLTokenizer:
-        """Builds the tree of all tokens' bytes: half a second for 150,000 tokens.
+        """Builds the tree of all tokens' bytes: 0.6 s for 150,000 tokens.
 
         Raises:
             UnsupportedModel: llguidance does not support this kind of tokenizer.
         """
         try:
-            return LLTokenizer(self.tokenizer, n_vocab=self.size, eos_token=list(self.ends))
+            tokenizer = with_marked_names(self.tokenizer, self.ends)
+            return LLTokenizer(tokenizer, n_vocab=self.size, eos_token=list(self.ends))
         except Exception as error:  # the library raises nothing more specific
             raise UnsupportedModel(f"structured output: {_short(str(error))}") from error
 
@@ -119,7 +126,7 @@ def _sources(grammar: Grammar) -> list[str]:
             # for each choice.
             return [LLMatcher.grammar_from_lark("start: CHOICE\nCHOICE: " + " | ".join(quoted))]
         case "lark":
-            return [LLMatcher.grammar_from_lark(grammar.text)]
+            return [LLMatcher.grammar_from_lark(lark_with_marked_names(grammar.text))]
 
 
 def _json_sources(schema: Object | str) -> list[str]:
@@ -139,4 +146,7 @@ def _decoded(text: str) -> Object | str:
 
 def _short(message: str) -> str:
     """The beginning of the library's message, on one line."""
-    return " ".join(message.replace("<non-verbose/>", "").split())[:_MAX_REASON_CHARS]
+    # The library escapes some of the marks.
+    for hidden in ("<non-verbose/>", MARK, MARK_ESCAPED):
+        message = message.replace(hidden, "")
+    return " ".join(message.split())[:_MAX_REASON_CHARS]
