@@ -53,7 +53,7 @@ class Compiler:
     ) -> Future[LLMatcher]:
         """Starts compiling a grammar unless it is cached; returns the future of its matcher.
 
-        Copy the matcher for each row: it has consumed no token yet.
+        Copy the matcher for each row: it has consumed no token of output yet.
 
         Args:
             done: called from any thread when the matcher is ready or has failed.
@@ -80,7 +80,7 @@ class Compiler:
 
     @property
     def _chars(self) -> int:
-        return sum(len(grammar.text) for grammar in self._kept)
+        return sum(len(grammar.text) + len(grammar.begun) for grammar in self._kept)
 
     def take_counts(self) -> Compiled:
         """Returns and resets the counts."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from chairlift.engine.errors import GrammarError, UnsupportedModel
+from chairlift.engine.grammar.beginning import fitting_chars
 from chairlift.engine.grammar.objects import bounded
 from chairlift.engine.grammar.special_names import (
     MARK,
@@ -26,6 +28,12 @@ MAX_CHARS = 128 << 10
 WHITESPACE = r"[ ]|\n[ ]{0,16}"
 # "oneOf" is treated as "anyOf", which is what most libraries that write it mean.
 JSON_OPTIONS: Any = {"whitespace_pattern": WHITESPACE, "coerce_one_of": True}
+# A client may have begun the text with other white space, or with escapes like \u00e9.
+BEGUN_JSON_OPTIONS: Any = {
+    **JSON_OPTIONS,
+    "whitespace_pattern": r"[ \t\r\n]{1,64}",
+    "json_allow_general_unicode_escapes": True,
+}
 # The limits of the parser's items bound one mask to about 50 ms: with the library's defaults
 # (50,000 and 2,000) an ambiguous grammar takes 2 s for one mask. Schemas of 400 alternatives stay
 # below them. A lexer takes at most 100 MB. Errors quote nothing of the grammar.
@@ -79,13 +87,14 @@ def lexicon(tokenizer: Any, size: int) -> Lexicon:
 
 
 def compiled(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
-    """Compiles a grammar; returns a matcher that has consumed no token. Copy it for each row.
+    """Compiles a grammar; returns a matcher before the first token of output. Copy it for each row.
 
     NOTE: the library does not bound all of its work: this may take seconds and gigabytes, or crash
     the process. ``Checker`` rejects such grammars before they get here.
 
     Raises:
-        GrammarError: the grammar is invalid, unsupported, or exceeds the limits.
+        GrammarError: the grammar is invalid, unsupported, or exceeds the limits; or no text in its
+            language has the beginning ``grammar.begun``.
     """
     if len(grammar.text) > MAX_CHARS:
         raise GrammarError(f"longer than {MAX_CHARS} characters")
@@ -93,12 +102,22 @@ def compiled(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
         sources = _sources(grammar)
     except ValueError as error:
         raise GrammarError(_short(str(error))) from error
+    begun = grammar.begun
+    start = len(begun) - len(begun.lstrip()) if grammar.kind.startswith("json") else 0
+    fitting: list[int] = []
     for source in sources:
         matcher = LLMatcher(tokenizer, source, log_level=0, limits=LIMITS)
-        if not matcher.is_error():
+        if matcher.is_error():
+            continue
+        fitting.append(start + fitting_chars(matcher, tokenizer, begun[start:]))
+        check(matcher)
+        if fitting[-1] == len(begun):
             return matcher
-    check(matcher)
-    return matcher
+    if not fitting:
+        check(matcher)
+    raise GrammarError(
+        f"the text so far departs from the required form at character {max(fitting) + 1}"
+    )
 
 
 def check(matcher: LLMatcher) -> None:
@@ -111,11 +130,12 @@ def check(matcher: LLMatcher) -> None:
 
 def _sources(grammar: Grammar) -> list[str]:
     """The grammar in the library's form. The first one that compiles is used."""
+    options = [JSON_OPTIONS, BEGUN_JSON_OPTIONS] if grammar.begun else [JSON_OPTIONS]
     match grammar.kind:
         case "json_object":
-            return _json_sources({"type": "object"})
+            return _json_sources({"type": "object"}, options)
         case "json_schema":
-            return _json_sources(_decoded(grammar.text))
+            return _json_sources(_decoded(grammar.text), options)
         case "regex":
             return [LLMatcher.grammar_from_regex(grammar.text)]
         case "choice":
@@ -129,10 +149,14 @@ def _sources(grammar: Grammar) -> list[str]:
             return [LLMatcher.grammar_from_lark(lark_with_marked_names(grammar.text))]
 
 
-def _json_sources(schema: Object | str) -> list[str]:
+def _json_sources(schema: Object | str, options: Sequence[Any]) -> list[str]:
     """A schema with bounded objects, then as it is: the library cannot bound every object."""
     forms = [bounded(schema), schema] if isinstance(schema, dict) else [schema]
-    return [LLMatcher.grammar_from_json_schema(form, overrides=JSON_OPTIONS) for form in forms]
+    return [
+        LLMatcher.grammar_from_json_schema(form, overrides=override)
+        for override in options
+        for form in forms
+    ]
 
 
 def _decoded(text: str) -> Object | str:

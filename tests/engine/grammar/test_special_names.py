@@ -10,65 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLTokenizer
-from support.models import default_model_path
-from support.tiny import tiny_tokenizer
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from support.engine.grammars import (
+    LEXICONS,
+    UNMARKED,
+    allowed_tokens,
+    byte_level,
+    default_model,
+    shortest_reply,
+)
 
 from chairlift.engine.errors import GrammarError
-from chairlift.engine.grammar.language import Lexicon, check, compiled, lexicon
+from chairlift.engine.grammar.language import Lexicon, compiled
 from chairlift.engine.grammar.trial import walk
-from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.messages import Grammar
-from chairlift.engine.model.text.tokenizer import load_tokenizer
 
-UNMARKED = ["<tool_call>", "<h1>"]
-BYTE_PIECES = [f"<0x{byte:02X}>" for byte in range(256)]
-
-
-def byte_level() -> Lexicon:
-    """GPT-2's kind. Some tokens are not marked as special; an end of texts is not in brackets."""
-    tokenizer = tiny_tokenizer()
-    tokenizer.add_tokens([*UNMARKED, "[END]"])
-    return Lexicon(tokenizer.to_str(), 280, (2, tokenizer.token_to_id("[END]")))
-
-
-def sentencepiece() -> Lexicon:
-    """Llama 2's kind: merges make special tokens, one of which is not an added token."""
-    pieces = ["<unk>", "<s>", "</s>", "<h1>", *BYTE_PIECES, *'▁<>/shau1[]END"{}:', "<h", "1>", "</"]
-    pieces += ["s>", "<s", "▁a"]
-    vocab = {piece: number for number, piece in enumerate(pieces)}
-    merges = [("<", "h"), ("1", ">"), ("<", "/"), ("s", ">"), ("<", "s"), ("▁", "a")]
-    merges += [("<h", "1>"), ("</", "s>"), ("<s", ">")]
-    tokenizer = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=True))
-    steps = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-    tokenizer.normalizer = normalizers.Sequence(steps)
-    _decode_pieces(tokenizer)
-    tokenizer.add_special_tokens(["<unk>", "<s>"])
-    tokenizer.add_tokens([AddedToken("<h1>", normalized=True)])
-    return Lexicon(tokenizer.to_str(), len(pieces) + 3, (2,))
-
-
-def unigram() -> Lexicon:
-    pieces = ["<unk>", "<s>", "</s>", *BYTE_PIECES, *'▁<>/shau1[]END"{}:', "</s", "▁a"]
-    scored = [(piece, -float(number)) for number, piece in enumerate(pieces)]
-    tokenizer = Tokenizer(models.Unigram(scored, unk_id=0, byte_fallback=True))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    _decode_pieces(tokenizer)
-    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
-    return Lexicon(tokenizer.to_str(), len(pieces), (2,))
-
-
-def default_model() -> Lexicon:
-    source = ModelSource("smollm", "gguf", default_model_path())
-    return lexicon(load_tokenizer(source), 49152)
-
-
-def _decode_pieces(tokenizer: Tokenizer) -> None:
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    tokenizer.decoder = decoders.Sequence(steps)
-
-
-LEXICONS: list[Callable[[], Lexicon]] = [byte_level, sentencepiece, unigram]
 SPELLED = ["<|im_end|>", "<|endoftext|>", "</s>", "<s>", "<unk>", "[END]", *UNMARKED]
 TEXTS = st.lists(
     st.sampled_from(SPELLED) | st.sampled_from(["a", " ", "<", ">", '"', "\\", "é", "\n", "h1>"]),
@@ -83,32 +38,6 @@ TEXTS = st.lists(
 def tokenizer(request: pytest.FixtureRequest) -> LLTokenizer:
     make: Callable[[], Lexicon] = request.param
     return make().load()
-
-
-def _allowed(mask: bytes, tokenizer: LLTokenizer) -> list[int]:
-    ends = set(tokenizer.eos_tokens)
-    bits = enumerate(mask)
-    tokens = [8 * word + bit for word, byte in bits if byte for bit in range(8) if byte >> bit & 1]
-    return [token for token in tokens if token not in ends]
-
-
-def _reply(tokenizer: LLTokenizer, grammar: Grammar) -> str:
-    """The reply of a model that always chooses the first of the allowed tokens."""
-    matcher = compiled(grammar, tokenizer)
-    tokens: list[int] = []
-    while not matcher.is_stopped():
-        forced = matcher.deep_copy().compute_ff_tokens()
-        assert not any(map(tokenizer.is_special_token, forced))
-        allowed = _allowed(matcher.compute_bitmask(), tokenizer)
-        check(matcher)
-        if not allowed:
-            break
-        assert not any(map(tokenizer.is_special_token, allowed))
-        tokens.append(allowed[0])
-        matcher.consume_token(allowed[0])
-        check(matcher)
-    assert matcher.is_accepting()
-    return str(tokenizer.decode_str(tokens))
 
 
 def _grammars(text: str) -> Iterator[tuple[Grammar, bool]]:
@@ -128,7 +57,7 @@ def _grammars(text: str) -> Iterator[tuple[Grammar, bool]]:
 def test_a_forced_text_may_spell_special_tokens(tokenizer: LLTokenizer, text: str) -> None:
     for grammar, is_json in _grammars(text):
         walk(tokenizer, grammar)
-        reply = _reply(tokenizer, grammar)
+        reply = tokenizer.decode_str(shortest_reply(tokenizer, grammar))
         assert (json.loads(reply) if is_json else reply) == text, grammar
 
 
@@ -141,7 +70,7 @@ def test_free_text_never_contains_special_tokens(tokenizer: LLTokenizer) -> None
             matcher.consume_tokens(tokenizer.greedy_tokenize(text))
             assert matcher.validate_tokens([*tokenizer.greedy_tokenize("a")]) == 1
             assert not any(matcher.validate_tokens([token]) for token in special)
-            assert not set(special) & set(_allowed(matcher.compute_bitmask(), tokenizer))
+            assert not set(special) & set(allowed_tokens(matcher.compute_bitmask(), tokenizer))
 
 
 def test_lark_names_special_tokens() -> None:
