@@ -35,7 +35,7 @@ class Compiler:
 
     Args:
         lexicon: returns the model's vocabulary; called at once on one of these threads. NOTE:
-            building the vocabulary's tree blocks the interpreter, 0.6 s for 150,000 tokens, so
+            building the vocabulary's tree blocks the interpreter, 0.65 s for 150,000 tokens, so
             create the compiler before rows are running.
     """
 

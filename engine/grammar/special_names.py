@@ -31,8 +31,8 @@ def with_marked_names(tokenizer: str, ends: Collection[int]) -> str:
     """The JSON of a tokenizer in which the names of special tokens have a ``MARK``.
 
     Special are those that llguidance does not allow in a text, and ``ends``: tokens that are
-    marked as special, and added tokens in angle brackets. It takes a fifth of the time in which
-    llguidance loads the result.
+    marked as special, and added tokens in angle brackets. It takes up to a quarter of
+    the time in which llguidance loads the result.
     """
     parts = msgspec.json.decode(tokenizer, type=dict[str, msgspec.Raw])
     model = msgspec.json.decode(parts["model"], type=dict[str, msgspec.Raw])
