@@ -15,7 +15,7 @@ from chairlift.api.admission.priority import priority_of
 from chairlift.api.admission.ratelimit import ACCOUNT
 from chairlift.api.chat.choice import ReplySyntax
 from chairlift.api.chat.rendering import rendering_of
-from chairlift.api.chat.thoughts import thought_plan
+from chairlift.api.chat.thoughts import continued_text, thought_plan
 from chairlift.api.chat.tool_plan import ToolPlan, tool_plan
 from chairlift.api.generate.generation import Generation, TokenPrompt
 from chairlift.api.generate.prompt_tokens import prediction_tokens
@@ -26,7 +26,7 @@ from chairlift.api.schemas.structured import GrammarRequest
 from chairlift.api.schemas.templating import Templating
 from chairlift.api.service import SERVICE, ServedModel
 from chairlift.api.text.chat_format import CALL, HEADER, NORMAL, THOUGHT, ChatFormat, Transition
-from chairlift.api.text.grammars import check, grammar_of
+from chairlift.api.text.grammars import begun, check, grammar_of
 from chairlift.api.text.template import Rendering
 from chairlift.engine.errors import RequestError
 from chairlift.engine.messages import Grammar, ImagePrompt
@@ -117,9 +117,13 @@ async def prepare(
     # Check the queue before rendering the prompt, so that refusals are cheap.
     model.client.check_room(request.n, priority)
     tools = tool_plan(request, model.vocabulary.format)
+    text = continued_text(request, model.vocabulary.format)
+    is_required = request.effective_choice.mode == "required"
+    if text and request.grammar_request is not None and not is_required:
+        tools = None  # the reply has begun without a call
     async with deadline.limit():
         prompt = await prompt_of(request, model)
-        grammar = await _grammar_of(request, model, tools)
+        grammar = await _grammar_of(request, model, tools, text)
         prediction = None
         if request.prediction is not None:
             prediction = await prediction_tokens(model, request.prediction.content)
@@ -155,11 +159,18 @@ async def prepare(
 
 
 async def _grammar_of(
-    request: ChatRequest, model: ServedModel, tools: ToolPlan | None
+    request: ChatRequest, model: ServedModel, tools: ToolPlan | None, text: str
 ) -> Grammar | None:
-    """The grammar that the reply must follow, which has been checked to compile; or None."""
+    """The grammar that the reply must follow, which has been checked to compile; or None.
+
+    ``text`` is what the reply continues. A grammar of the reply applies to both together; calls
+    come after the text.
+    """
     if tools is None or tools.grammar is None:
-        return await grammar_of(request, model.vocabulary)
+        grammar = await grammar_of(request, model.vocabulary)
+        if grammar is None or not text:
+            return grammar
+        return await begun(grammar, text, model.vocabulary)
     await check(GrammarRequest("tools", tools.grammar), model.vocabulary)
     return tools.grammar
 

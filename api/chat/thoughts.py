@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from chairlift.api.schemas.schemas import ChatRequest
 from chairlift.api.schemas.templating import Templating
+from chairlift.api.text.chat_format import ChatFormat, Thoughts
 from chairlift.api.text.harmony import HarmonyTokens
 from chairlift.engine.errors import RequestError
 from chairlift.engine.messages import Thinking
@@ -55,7 +56,8 @@ def thought_plan(
     thought, so the engine must know where the thought ends.
 
     Raises:
-        RequestError: there is a thinking budget, but the model marks no thoughts.
+        RequestError: there is a thinking budget, but the model marks no thoughts; or the reply
+            cannot be both a call and the rest of a message.
     """
     thoughts = vocabulary.format.thoughts
     budget = request.thinking_token_budget
@@ -70,8 +72,7 @@ def thought_plan(
         return _harmony_plan(request, vocabulary.format.harmony, prompt, is_constrained)
     start, end = thoughts.start.text, thoughts.end.text
     if request.continue_final_message:
-        content = request.messages[-1].content
-        begun, over = content.rfind(start) > content.rfind(end), True
+        begun, over = _ends_inside(request.messages[-1].content, thoughts), True
     else:
         tail = vocabulary.tail(prompt)
         begun = tail.endswith(start)
@@ -87,6 +88,26 @@ def thought_plan(
     return ThoughtPlan(prompt, begun, Thinking(thoughts.end_tokens, budget, first))
 
 
+def continued_text(request: ChatRequest, format: ChatFormat) -> str:
+    """The text for the user that the reply continues, without a thought before it.
+
+    Empty if the reply is a new message, or begins in a thought or right after one.
+    """
+    if not request.continue_final_message:
+        return ""
+    content, thoughts = request.messages[-1].content, format.thoughts
+    if thoughts is None or format.harmony is not None:
+        return content
+    if _ends_inside(content, thoughts):
+        return ""
+    _, end, text = content.rpartition(thoughts.end.text)
+    return text.lstrip("\n") if end else content
+
+
+def _ends_inside(content: str, thoughts: Thoughts) -> bool:
+    return content.rfind(thoughts.start.text) > content.rfind(thoughts.end.text)
+
+
 def _harmony_plan(
     request: ChatRequest, tokens: HarmonyTokens, prompt: list[int], is_constrained: bool
 ) -> ThoughtPlan:
@@ -94,8 +115,16 @@ def _harmony_plan(
 
     A grammar of calls begins at the header of the message after the thought, another grammar at the
     text of the final channel. Without a grammar, the budget ends the message.
+
+    Raises:
+        RequestError: the reply continues a text, but must be a call, which is another message.
     """
     if request.continue_final_message:
+        if request.effective_choice.mode == "required":
+            raise RequestError(
+                "tool_choice: a call is a message of its own, so it cannot continue the last one",
+                "tool_choice",
+            )
         return ThoughtPlan(prompt, False, None, in_text=True)
     has_calls = bool(request.callable_tools)
     if template_settings(request).get(_SWITCH) is False:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from chairlift.api.schemas.structured import GrammarRequest, Structured
 from chairlift.engine.errors import GrammarError, RequestError, UnsupportedModel
 from chairlift.engine.messages import Grammar
@@ -33,6 +35,23 @@ async def grammar_of(request: Structured, vocabulary: Vocabulary) -> Grammar | N
             raise RequestError(f"{param}: {error}", param) from error
     await check(GrammarRequest(param, grammar), vocabulary)
     return grammar
+
+
+async def begun(grammar: Grammar, text: str, vocabulary: Vocabulary) -> Grammar:
+    """The grammar of a reply that completes ``text``, the end of the last message.
+
+    Raises:
+        RequestError: no reply that the grammar allows begins with it, or ``grammar_of``'s reasons.
+        QueueFull: too many other grammars are being checked.
+    """
+    continuing = msgspec.structs.replace(grammar, begun=text)
+    try:
+        await vocabulary.grammars.check(continuing)
+    except GrammarError as error:
+        raise RequestError(
+            f"messages: the reply cannot continue the last message: {error}", "messages"
+        ) from error
+    return continuing
 
 
 async def check(request: GrammarRequest, vocabulary: Vocabulary) -> None:

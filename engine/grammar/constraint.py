@@ -24,13 +24,18 @@ class Constraint:
 
     def __init__(self, params: SamplingParams, matcher: LLMatcher | None) -> None:
         self._matcher = matcher
+        # A text that the prompt has begun may be complete before the first token.
+        self._has_output = False
         self._ends = params.stop_token_ids
         self._thought = None if params.thinking is None else Thought(params.thinking)
 
     @property
     def complete(self) -> bool:
-        """Whether no further token can follow."""
-        return self.matcher is not None and self.matcher.is_stopped()
+        """Whether no further token can follow the last one.
+
+        If none has been taken, the next one is a token that ends the text.
+        """
+        return self._has_output and self.matcher is not None and self.matcher.is_stopped()
 
     @property
     def matcher(self) -> LLMatcher | None:
@@ -45,6 +50,7 @@ class Constraint:
             GrammarError: one of them is not allowed, or the grammar exceeds its limits.
         """
         for token in tokens:
+            self._has_output = True
             thought = self._thought
             if thought is not None and not thought.over and thought.take(token):
                 continue

@@ -22,10 +22,13 @@ class Grammar(msgspec.Struct, frozen=True):
     Attributes:
         text: a JSON schema, a regular expression, a JSON list of strings, or a grammar in Lark's
             notation as llguidance reads it, according to ``kind``. Empty for "json_object".
+        begun: the beginning of a text in that language, which is in the prompt. The output is the
+            rest of it.
     """
 
     kind: Literal["json_object", "json_schema", "regex", "choice", "lark"]
     text: str = ""
+    begun: str = ""
 
 
 class Thinking(msgspec.Struct, frozen=True):
