@@ -35,6 +35,10 @@ class NotAllowed(RequestError):
     """The server's settings forbid what the request asks for."""
 
 
+class UnsupportedEncoding(RequestError):
+    """The body is compressed in a way that this server does not know."""
+
+
 class UnknownResponse(RequestError):
     """The request names a stored response that does not exist or belongs to another client."""
 
@@ -184,6 +188,14 @@ def problem_of(error: BaseException) -> Problem:
             return Problem(404, str(error), param=error.param, code="model_not_found")
         case NotAllowed():
             return Problem(403, str(error), code="not_allowed", rejected="invalid")
+        case UnsupportedEncoding():
+            return Problem(
+                415,
+                str(error),
+                code="unsupported_encoding",
+                headers={"Accept-Encoding": "gzip, deflate, identity"},
+                rejected="invalid",
+            )
         case AdapterError():
             return Problem(400, str(error), param="lora_path", rejected="invalid")
         case UnknownResponse():
