@@ -14,6 +14,7 @@ import pydantic
 from aiohttp import web
 
 from chairlift.api.schemas.replies import ErrorDetail, ErrorReply
+from chairlift.api.schemas.surrogates import dotted
 from chairlift.engine.errors import (
     AdapterError,
     ContextOverflow,
@@ -282,7 +283,7 @@ def problem_of(error: BaseException) -> Problem:
 
 def _problem_of_validation(error: pydantic.ValidationError) -> Problem:
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    param = _dotted(first["loc"])
+    param = dotted(first["loc"])
     message = first["msg"].removeprefix("Value error, ")
     if param is not None:
         message = f"{param}: {message}"
@@ -292,14 +293,6 @@ def _problem_of_validation(error: pydantic.ValidationError) -> Problem:
 def _retry_after(seconds: float) -> Mapping[str, str]:
     """The header Retry-After, in seconds rounded up, at least 1."""
     return {"Retry-After": str(max(1, math.ceil(seconds)))}
-
-
-def _dotted(location: tuple[int | str, ...]) -> str | None:
-    """Formats ("messages", 0, "role") as messages[0].role."""
-    path = ""
-    for part in location:
-        path += f"[{part}]" if isinstance(part, int) else f".{part}"
-    return path.removeprefix(".") or None
 
 
 def _problem_of_http(error: web.HTTPException) -> Problem:
