@@ -9,6 +9,7 @@ import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from chairlift.engine.errors import GrammarError, UnsupportedModel
+from chairlift.engine.grammar.keywords import effective
 from chairlift.engine.grammar.objects import bounded
 from chairlift.engine.grammar.subschemas import Object
 from chairlift.engine.messages import Grammar
@@ -123,8 +124,8 @@ def _sources(grammar: Grammar) -> list[str]:
 
 
 def _json_sources(schema: Object | str) -> list[str]:
-    """A schema with bounded objects, then as it is: the library cannot bound every object."""
-    forms = [bounded(schema), schema] if isinstance(schema, dict) else [schema]
+    """A schema with bounded objects, then without: the library cannot bound every object."""
+    forms = [bounded(schema), effective(schema)] if isinstance(schema, dict) else [schema]
     return [LLMatcher.grammar_from_json_schema(form, overrides=JSON_OPTIONS) for form in forms]
 
 
