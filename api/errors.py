@@ -316,4 +316,8 @@ def _problem_of_http(error: web.HTTPException) -> Problem:
             return Problem(
                 415, "the Content-Type must be application/json", code="unsupported_media_type"
             )
+        case 417:
+            return Problem(
+                417, "this server knows no expectation but 100-continue", code="expectation_failed"
+            )
     return Problem(error.status, error.reason)

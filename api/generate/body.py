@@ -13,6 +13,7 @@ from chairlift.api.admission.deadline import DEADLINE
 from chairlift.api.errors import problem_of
 from chairlift.api.generate.model_lease import lease_model
 from chairlift.api.http.encodings import WRONG_BODY, require_known_encoding
+from chairlift.api.http.expectations import invite_body
 from chairlift.api.schemas.bounds import weight
 from chairlift.api.schemas.schemas import RequestT, parse
 from chairlift.api.service import SERVICE
@@ -43,6 +44,9 @@ async def read(request: web.Request, kind: type[RequestT]) -> RequestT:
     if request.content_type != "application/json":
         raise web.HTTPUnsupportedMediaType
     require_known_encoding(request)
+    if (size := request.content_length or 0) > settings.max_body_bytes:
+        raise web.HTTPRequestEntityTooLarge(settings.max_body_bytes, size)
+    await invite_body(request)
     try:
         async with request[DEADLINE].limit(), asyncio.timeout(settings.body_seconds):
             body = await request.read()

@@ -199,6 +199,8 @@ def parse(kind: type[RequestT], body: bytes) -> RequestT:
             field that is not supported.
         pydantic.ValidationError: a field is missing, of the wrong type or out of range.
     """
+    if not body:
+        raise RequestError("the body is empty; it must be a JSON object")
     try:
         data = msgspec.json.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -13,6 +13,7 @@ from functools import partial
 from aiohttp import web
 
 from chairlift.api.http.encodings import with_decoded_body
+from chairlift.api.http.expectations import with_expectation
 from chairlift.api.observe.access import hide_bad_http
 from chairlift.api.server.app import build_app
 from chairlift.api.server.connection import Connection
@@ -70,8 +71,8 @@ async def _serve(
     )
     await runner.setup()
     assert runner.server is not None, "set up"
-    decoding = partial(with_decoded_body, runner.server.request_factory)
-    runner.server.request_factory = partial(with_plain_path, decoding)
+    for change in (with_decoded_body, with_expectation, with_plain_path):
+        runner.server.request_factory = partial(change, runner.server.request_factory)
     try:
         for bound in binding.sockets:
             await _Site(runner, service, bound, tls).start()

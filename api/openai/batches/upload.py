@@ -12,6 +12,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from chairlift.api.errors import FileTooLarge
 from chairlift.api.http.encodings import require_known_encoding
+from chairlift.api.http.expectations import invite_body
 from chairlift.engine.errors import RequestError
 
 # Without ``expires_after``, OpenAI keeps files of this purpose for 30 days, too.
@@ -49,6 +50,7 @@ async def receive(request: web.Request, path: Path, max_bytes: int, seconds: flo
     if request.content_type != "multipart/form-data":
         raise RequestError("the body must be multipart/form-data, with purpose and file")
     require_known_encoding(request)
+    await invite_body(request)
     fields: dict[str, str] = {}
     filename: str | None = None
     try:
