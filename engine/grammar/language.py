@@ -87,6 +87,8 @@ def compiled(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
         sources = _sources(grammar)
     except ValueError as error:
         raise GrammarError(_short(str(error))) from error
+    except RecursionError:
+        raise GrammarError("nested too deeply") from None
     for source in sources:
         matcher = LLMatcher(tokenizer, source, log_level=0, limits=LIMITS)
         if not matcher.is_error():

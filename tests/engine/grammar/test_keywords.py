@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -219,6 +220,14 @@ def test_numbers_of_properties(keyword: str, count: int) -> None:
 
 def test_an_empty_keyword_leaves_no_object_open() -> None:
     assert closed({**NAMED, "patternProperties": {}}) == closed(NAMED)
+
+
+@pytest.mark.parametrize("depth", [64, 100, 150, 200, 300, 400, 600, 900, 2000, 10_000])
+@pytest.mark.parametrize("start", ['{"items":', '{"type":"array","items":', '{"anyOf":[{},'])
+def test_deep_schemas_are_compiled_or_refused(start: str, depth: int) -> None:
+    text = start * depth + "{}" + ("]}" if "[" in start else "}") * depth
+    with suppress(GrammarError):
+        compiled(Grammar("json_schema", text), LEXICON)
 
 
 def test_values_and_names_are_no_keywords() -> None:
