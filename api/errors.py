@@ -14,6 +14,7 @@ import pydantic
 from aiohttp import web
 
 from chairlift.api.schemas.replies import ErrorDetail, ErrorReply
+from chairlift.api.schemas.surrogates import dotted
 from chairlift.engine.errors import (
     AdapterError,
     ContextOverflow,
@@ -33,6 +34,10 @@ class UnknownModel(RequestError):
 
 class NotAllowed(RequestError):
     """The server's settings forbid what the request asks for."""
+
+
+class UnsupportedEncoding(RequestError):
+    """The body is compressed in a way that this server does not know."""
 
 
 class UnknownResponse(RequestError):
@@ -184,6 +189,14 @@ def problem_of(error: BaseException) -> Problem:
             return Problem(404, str(error), param=error.param, code="model_not_found")
         case NotAllowed():
             return Problem(403, str(error), code="not_allowed", rejected="invalid")
+        case UnsupportedEncoding():
+            return Problem(
+                415,
+                str(error),
+                code="unsupported_encoding",
+                headers={"Accept-Encoding": "gzip, deflate, identity"},
+                rejected="invalid",
+            )
         case AdapterError():
             return Problem(400, str(error), param="lora_path", rejected="invalid")
         case UnknownResponse():
@@ -270,7 +283,7 @@ def problem_of(error: BaseException) -> Problem:
 
 def _problem_of_validation(error: pydantic.ValidationError) -> Problem:
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    param = _dotted(first["loc"])
+    param = dotted(first["loc"])
     message = first["msg"].removeprefix("Value error, ")
     if param is not None:
         message = f"{param}: {message}"
@@ -280,14 +293,6 @@ def _problem_of_validation(error: pydantic.ValidationError) -> Problem:
 def _retry_after(seconds: float) -> Mapping[str, str]:
     """The header Retry-After, in seconds rounded up, at least 1."""
     return {"Retry-After": str(max(1, math.ceil(seconds)))}
-
-
-def _dotted(location: tuple[int | str, ...]) -> str | None:
-    """Formats ("messages", 0, "role") as messages[0].role."""
-    path = ""
-    for part in location:
-        path += f"[{part}]" if isinstance(part, int) else f".{part}"
-    return path.removeprefix(".") or None
 
 
 def _problem_of_http(error: web.HTTPException) -> Problem:
@@ -310,5 +315,9 @@ def _problem_of_http(error: web.HTTPException) -> Problem:
         case 415:
             return Problem(
                 415, "the Content-Type must be application/json", code="unsupported_media_type"
+            )
+        case 417:
+            return Problem(
+                417, "this server knows no expectation but 100-continue", code="expectation_failed"
             )
     return Problem(error.status, error.reason)

@@ -33,6 +33,7 @@ from chairlift.api.cluster.prompts import Body, read_body
 from chairlift.api.cluster.stream_errors import StreamTail
 from chairlift.api.errors import NotReady, Problem, UnknownModel, problem_of
 from chairlift.api.generate.answer import log_failure
+from chairlift.api.http.encodings import decoded, encoding_of
 from chairlift.api.server.routes import ROUTES, error_format_of
 from chairlift.engine.errors import RequestError
 
@@ -56,6 +57,8 @@ _OF_ONE_REPLICA = re.compile(
     r"/v1/(responses/(?!input_tokens$|compact$).+|(files|batches)(/.*)?"
     r"|(un)?load_lora_adapter|models/.+/(un)?load)"
 )
+# Headers of a request that the replica gets in another form: its id, and its body, decoded.
+_REPLACED = ("x-request-id", "content-encoding")
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -119,6 +122,8 @@ class Ingress:
             await reply.send(*await self._merged(merge, method, path, headers))
             return
         body = await self._read(receive)
+        if body and (encoding := encoding_of(_encodings(headers))):
+            body = await decoded(body, encoding, self._max_body_bytes)
         fields = read_body(body)
         if fields.needs_state is not None:
             raise RequestError(
@@ -128,7 +133,7 @@ class Ingress:
         backend = self._backend_for(path, fields)
         query = scope["query_string"].decode("latin-1")
         target = _raw_path(scope) + (f"?{query}" if query else "")
-        passed_on = [pair for pair in end_to_end(headers) if pair[0].lower() != "x-request-id"]
+        passed_on = [pair for pair in end_to_end(headers) if pair[0].lower() not in _REPLACED]
         passed_on.append(("X-Request-Id", reply.request_id))
         request = ForwardedRequest(method, target, passed_on, body, fields.prompt_text())
         await _pass_on(backend, request, reply)
@@ -173,6 +178,10 @@ class Ingress:
             *(_ask(backend, request, merge.seconds) for backend in self._backends.values())
         )
         return merge.combine(dict(zip(self._backends, replies, strict=True)))
+
+
+def _encodings(headers: Headers) -> list[str]:
+    return [value for name, value in headers if name.lower() == "content-encoding"]
 
 
 class _Reply:

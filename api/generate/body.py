@@ -12,6 +12,8 @@ from aiohttp import web
 from chairlift.api.admission.deadline import DEADLINE
 from chairlift.api.errors import problem_of
 from chairlift.api.generate.model_lease import lease_model
+from chairlift.api.http.encodings import WRONG_BODY, require_known_encoding
+from chairlift.api.http.expectations import invite_body
 from chairlift.api.schemas.bounds import weight
 from chairlift.api.schemas.schemas import RequestT, parse
 from chairlift.api.service import SERVICE
@@ -31,7 +33,8 @@ async def read(request: web.Request, kind: type[RequestT]) -> RequestT:
 
     Raises:
         NotReady: the model cannot be loaded, or not in time.
-        RequestError, pydantic.ValidationError: the body is invalid or too expensive to read.
+        RequestError, pydantic.ValidationError: the body is invalid, too expensive to read, or in an
+            unknown encoding.
         QueueFull: too many bodies are waiting for a worker process.
         web.HTTPException: the body is too large, too slow, or not declared to be JSON.
         TimedOut, Draining: the request's time limit has passed, or the server is shutting down.
@@ -40,11 +43,15 @@ async def read(request: web.Request, kind: type[RequestT]) -> RequestT:
     # Only JSON: a web page elsewhere may post text/plain to a server on localhost unasked.
     if request.content_type != "application/json":
         raise web.HTTPUnsupportedMediaType
+    require_known_encoding(request)
+    if (size := request.content_length or 0) > settings.max_body_bytes:
+        raise web.HTTPRequestEntityTooLarge(settings.max_body_bytes, size)
+    await invite_body(request)
     try:
         async with request[DEADLINE].limit(), asyncio.timeout(settings.body_seconds):
             body = await request.read()
     except web.RequestPayloadError as error:
-        raise RequestError("the body is cut short or wrongly encoded") from error
+        raise RequestError(WRONG_BODY) from error
     except TimeoutError as error:
         raise web.HTTPRequestTimeout from error
     parsed: RequestT = await convert(request, (body,), parse, kind, body)

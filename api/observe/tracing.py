@@ -28,9 +28,15 @@ from chairlift.api.observe.timing import PromptTimes
 OPERATIONS = {
     "/v1/chat/completions": "chat",
     "/v1/responses": "chat",
+    "/v1/responses/compact": "chat",
     "/v1/messages": "chat",
+    "/api/chat": "chat",
     "/v1/completions": "text_completion",
+    "/api/generate": "text_completion",
+    "/infill": "text_completion",
     "/v1/embeddings": "embeddings",
+    "/api/embed": "embeddings",
+    "/api/embeddings": "embeddings",
 }
 _PATH = "/v1/traces"
 # Time limit for exporting a batch. It also limits the server's stop if the collector is gone.

@@ -25,6 +25,7 @@ from chairlift.api.schemas.sampling_defaults import (
     TopP,
 )
 from chairlift.api.schemas.structured import Structured
+from chairlift.api.schemas.surrogates import find_lone_surrogate
 from chairlift.api.schemas.templating import Templating
 from chairlift.api.schemas.unsupported import check_extra_fields
 from chairlift.engine.errors import RequestError
@@ -198,9 +199,13 @@ def parse(kind: type[RequestT], body: bytes) -> RequestT:
             field that is not supported.
         pydantic.ValidationError: a field is missing, of the wrong type or out of range.
     """
+    if not body:
+        raise RequestError("the body is empty; it must be a JSON object")
     try:
         data = msgspec.json.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        if lone := find_lone_surrogate(body):
+            raise RequestError(str(lone), lone.path) from None
         raise RequestError(f"the body is not valid JSON: {error}") from None
     except RecursionError:
         raise RequestError("the body is nested too deeply") from None

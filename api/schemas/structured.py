@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from chairlift.api.schemas.fields import checked_size
 from chairlift.api.schemas.request import Request
+from chairlift.api.schemas.surrogates import find_lone_surrogate
 from chairlift.engine.errors import RequestError
 from chairlift.engine.grammar.language import MAX_CHARS
 from chairlift.engine.grammar.objects import closed
@@ -24,7 +25,7 @@ def _schema(value: object) -> str:
     """The normalized text of a JSON schema, which may be given as an object or as text.
 
     The order of its fields is kept. A text that is not a JSON object is returned unchanged; the
-    grammar library reports the error.
+    grammar library reports the error, except for lone surrogates.
     """
     if isinstance(value, str):
         if len(value) > MAX_CHARS:
@@ -32,6 +33,8 @@ def _schema(value: object) -> str:
         try:
             decoded = msgspec.json.decode(value)
         except (msgspec.MsgspecError, RecursionError):
+            if lone := find_lone_surrogate(value):
+                raise lone from None
             return value
         return msgspec.json.encode(decoded).decode() if isinstance(decoded, dict) else value
     if not isinstance(value, dict):

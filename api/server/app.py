@@ -17,6 +17,7 @@ from chairlift.api.errors import problem_of
 from chairlift.api.generate.answer import log_failure
 from chairlift.api.generate.model_lease import release_model
 from chairlift.api.http.early_stream import FRAMINGS, close_stream, end_stream, is_early
+from chairlift.api.http.expectations import EXPECTED, check_expectation
 from chairlift.api.http.requests import CLIENT_LEFT, REQUEST_ID_KEY, Handler, route_of
 from chairlift.api.observe.access import log_request
 from chairlift.api.observe.lag import lag_recording
@@ -119,6 +120,7 @@ async def _boundary(request: web.Request, handler: Handler) -> web.StreamRespons
     status = CLIENT_LEFT
     failure: Exception | None = None
     try:
+        check_expectation(request)
         response = await handler(request)
         status = response.status
         if is_early(request, response):
@@ -142,7 +144,13 @@ async def _boundary(request: web.Request, handler: Handler) -> web.StreamRespons
             recorder.record_rejected(problem.rejected)
         reply = error_format_of(request.path).reply(problem, request_id)
         early = await end_stream(request, msgspec.json.encode(reply), True)
-        return problem.response(reply) if early is None else early
+        if early is not None:
+            return early
+        error_response = problem.response(reply)
+        if EXPECTED in request:
+            # The client need not send its body.
+            error_response.force_close()
+        return error_response
     finally:
         close_stream(request)
         release_model(request)

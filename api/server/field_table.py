@@ -67,6 +67,8 @@ _IGNORED: Mapping[str, str] = {
     "repeat_last_n": "penalties count all tokens of prompt and reply",
     **dict.fromkeys(("mirostat_eta", "mirostat_tau"), "only has an effect with `mirostat`"),
 }
+# Declared fields of which only one value is accepted, which depends on another field.
+_REFUSED: Mapping[str, str] = {"best_of": "except the value of `n`"}
 _HEAD = """\
 # Fields of requests
 
@@ -125,6 +127,8 @@ def outcome(api: Api, name: str) -> Outcome:
 
 def _declared_outcome(kind: type[Request], name: str) -> Outcome:
     """The handling of a declared field; the types in ``field_types`` mark those without effect."""
+    if name in _REFUSED:
+        return Outcome("refused", _REFUSED[name])
     field = next(field for key, field in kind.model_fields.items() if name in (key, field.alias))
     for mark in field.metadata:
         if isinstance(mark, WithJsonSchema) and mark.json_schema is not None:

@@ -12,6 +12,8 @@ from functools import partial
 
 from aiohttp import web
 
+from chairlift.api.http.encodings import with_decoded_body
+from chairlift.api.http.expectations import with_expectation
 from chairlift.api.observe.access import hide_bad_http
 from chairlift.api.server.app import build_app
 from chairlift.api.server.connection import Connection
@@ -69,7 +71,8 @@ async def _serve(
     )
     await runner.setup()
     assert runner.server is not None, "set up"
-    runner.server.request_factory = partial(with_plain_path, runner.server.request_factory)
+    for change in (with_decoded_body, with_expectation, with_plain_path):
+        runner.server.request_factory = partial(change, runner.server.request_factory)
     try:
         for bound in binding.sockets:
             await _Site(runner, service, bound, tls).start()
@@ -133,6 +136,8 @@ class _Site(web.BaseSite):
             first_reserved_file(self._service.engines),
             self._service.recorder.record_rejected,
             access_log=None,
+            # ``with_decoded_body`` does it.
+            auto_decompress=False,
             # NOTE: aiohttp counts from the end of the previous reply or from the connection's
             # start; the headers of the next request must have arrived by then.
             keepalive_timeout=settings.idle_seconds,

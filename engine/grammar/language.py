@@ -11,6 +11,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from chairlift.engine.errors import GrammarError, UnsupportedModel
 from chairlift.engine.grammar.beginning import fitting_chars
+from chairlift.engine.grammar.keywords import effective
 from chairlift.engine.grammar.objects import bounded
 from chairlift.engine.grammar.special_names import (
     MARK,
@@ -102,6 +103,8 @@ def compiled(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
         sources = _sources(grammar)
     except ValueError as error:
         raise GrammarError(_short(str(error))) from error
+    except RecursionError:
+        raise GrammarError("nested too deeply") from None
     begun = grammar.begun
     start = len(begun) - len(begun.lstrip()) if grammar.kind.startswith("json") else 0
     fitting: list[int] = []
@@ -150,8 +153,8 @@ def _sources(grammar: Grammar) -> list[str]:
 
 
 def _json_sources(schema: Object | str, options: Sequence[Any]) -> list[str]:
-    """A schema with bounded objects, then as it is: the library cannot bound every object."""
-    forms = [bounded(schema), schema] if isinstance(schema, dict) else [schema]
+    """A schema with bounded objects, then without: the library cannot bound every object."""
+    forms = [bounded(schema), effective(schema)] if isinstance(schema, dict) else [schema]
     return [
         LLMatcher.grammar_from_json_schema(form, overrides=override)
         for override in options

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from chairlift.engine.grammar.keywords import effective, says_nothing
 from chairlift.engine.grammar.names import other_names
 from chairlift.engine.grammar.subschemas import (
     APPLYING,
@@ -40,10 +41,6 @@ MAX_ALTERNATIVES = 64
 
 _SCALARS = ["string", "number", "boolean", "null"]
 _UNMENTIONED = {"type": _SCALARS, "maxLength": MAX_TEXT_CHARS}
-_ANNOTATIONS = {"title", "description", "default", "examples", "deprecated", "$comment"} | {
-    "readOnly",
-    "writeOnly",
-}
 _DEFINITIONS = ("$defs", "definitions")
 # The prefix of the names of added definitions.
 _ADDED = "x-chairlift-"
@@ -55,17 +52,18 @@ def closed(schema: Object) -> Object:
     Two kinds of objects do not change: those whose schema describes unmentioned properties, and
     those that several schemas describe together, in ``allOf`` or with ``$ref`` or ``anyOf`` beside
     ``properties``, with all that is in them. If one of these were closed, no value might fit all
-    of its schemas.
+    of its schemas. Keywords without effect are left out.
     """
-    return _Closing(schema).result()
+    return _Closing(effective(schema)).result()
 
 
 def bounded(schema: Object) -> Object:
     """Limits the number of properties of every object that has no limit.
 
-    Objects that several schemas describe together do not change.
+    Objects that several schemas describe together do not change. Keywords without effect are left
+    out.
     """
-    return _Bounding(schema).result()
+    return _Bounding(effective(schema)).result()
 
 
 class _Closing:
@@ -116,7 +114,7 @@ class _Bounding(_Closing):
 
     def _rewritten(self, keyword: str, pointer: str, schema: Schema) -> Schema:
         applied = keyword in APPLYING or keyword in _DEFINITIONS or pointer in self._combined
-        if not applied and keyword and _says_nothing(schema):
+        if not applied and keyword and says_nothing(schema):
             notes = schema if isinstance(schema, dict) else {}
             return {**notes, "$ref": self._free(MAX_FREE_DEPTH)}
         rewritten = super()._rewritten(keyword, pointer, schema)
@@ -195,10 +193,6 @@ class _Bounding(_Closing):
 
 def _says_others(schema: Object) -> bool:
     return "additionalProperties" in schema or "patternProperties" in schema
-
-
-def _says_nothing(schema: Schema) -> bool:
-    return schema is True or (isinstance(schema, dict) and _ANNOTATIONS.issuperset(schema))
 
 
 def _may_be_object(schema: Object) -> bool:

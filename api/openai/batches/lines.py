@@ -12,6 +12,7 @@ import msgspec
 
 from chairlift.api.http.json_lines import one_line
 from chairlift.api.openai.batches.replies import BatchError
+from chairlift.api.schemas.surrogates import find_lone_surrogate
 
 MAX_CUSTOM_ID = 512
 # Of a file in which every line is wrong, a batch reports the first ones.
@@ -110,6 +111,8 @@ def parse_line(number: int, text: bytes, rules: LineRules) -> RequestLine:
         line = _decode_line(text)
         body = _decode_body(line.body) if bytes(line.body)[:1] == b"{" else None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        if lone := find_lone_surrogate(text):
+            raise LineError("invalid_json_line", f"This line is invalid: {lone}.") from None
         raise LineError("invalid_json_line", "This line is not a JSON object.") from None
     custom_id = line.custom_id
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_CUSTOM_ID:

@@ -11,6 +11,8 @@ from aiohttp import BodyPartReader, hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from chairlift.api.errors import FileTooLarge
+from chairlift.api.http.encodings import require_known_encoding
+from chairlift.api.http.expectations import invite_body
 from chairlift.engine.errors import RequestError
 
 # Without ``expires_after``, OpenAI keeps files of this purpose for 30 days, too.
@@ -41,12 +43,14 @@ async def receive(request: web.Request, path: Path, max_bytes: int, seconds: flo
         seconds: the time for each piece of it.
 
     Raises:
-        RequestError: the body is no upload, or a field's value is invalid.
+        RequestError: the body is no upload, its encoding unknown, or a field's value invalid.
         FileTooLarge: the file is larger than ``max_bytes``.
         web.HTTPException: the body is too slow or of another type.
     """
     if request.content_type != "multipart/form-data":
         raise RequestError("the body must be multipart/form-data, with purpose and file")
+    require_known_encoding(request)
+    await invite_body(request)
     fields: dict[str, str] = {}
     filename: str | None = None
     try:

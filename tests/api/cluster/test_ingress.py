@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
@@ -63,6 +64,9 @@ class Client:
         self, method: str, path: str, body: object = None, **headers: str
     ) -> tuple[int, str]:
         data = b"" if body is None else json.dumps(body).encode()
+        return await self.send(method, path, data, **headers)
+
+    async def send(self, method: str, path: str, data: bytes, **headers: str) -> tuple[int, str]:
         pieces = [data[start : start + 7] for start in range(0, len(data), 7)] or [b""]
         messages = [
             {"type": "http.request", "body": piece, "more_body": index < len(pieces) - 1}
@@ -112,6 +116,27 @@ async def test_request_and_reply_pass_through() -> None:
     assert json.loads(request.body) == HI
     assert ("X-Request-Id", "id-1") in request.headers
     assert "Hi" in request.prompt
+
+
+async def test_a_compressed_body_is_routed_and_passed_on_decoded() -> None:
+    first, second = Replicas([JSON, b"1"]), Replicas([JSON, b"2"])
+    client = Client(a=first, b=second)
+    body = json.dumps({**HI, "model": "b"}).encode()
+    zipped = gzip.compress(body)
+    assert await client.send("POST", CHAT, zipped, content_encoding="gzip") == (200, "2")
+    [request] = second.requests
+    assert request.body == body
+    assert "content-encoding" not in dict(request.headers)
+    for encoding in ("br", "foo", "gzip, gzip"):
+        status, text = await client.send("POST", CHAT, zipped, content_encoding=encoding)
+        assert (status, json.loads(text)["error"]["code"]) == (415, "unsupported_encoding")
+        assert client.header(b"Accept-Encoding") == b"gzip, deflate, identity"
+    status, _ = await client.send("POST", CHAT, zipped[:-2], content_encoding="gzip")
+    assert status == 400
+    bomb = gzip.compress(b" " * 1001)
+    status, _ = await client.send("POST", CHAT, bomb, content_encoding="gzip")
+    assert status == 413
+    assert not first.requests
 
 
 async def test_stream_is_passed_on_piece_by_piece() -> None:

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -15,14 +16,18 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
+from opentelemetry.semconv._incubating.attributes.gen_ai_attributes import (
+    GenAiOperationNameValues,
+)
 from opentelemetry.semconv.attributes import error_attributes, http_attributes
 from opentelemetry.trace import SpanKind, StatusCode
 from support.api.api_server import CHAT, END, Running, ids, running, until
-from support.api.fake_engine import FakeEngine, Scripted, model_info
+from support.api.fake_engine import FakeEngine, Scripted, byte_tokenizer, model_info
 from support.tiny import tiny_model_dir
 
 from chairlift.api.cli.main import main
-from chairlift.api.observe.tracing import Tracing, otlp_processor
+from chairlift.api.observe.tracing import OPERATIONS, Tracing, otlp_processor
+from chairlift.api.server.routes import ROUTES
 from chairlift.api.service import ServedModel
 from chairlift.api.text.vocabulary import Vocabulary
 from chairlift.engine.client.local import LocalClient
@@ -50,7 +55,9 @@ def exporter() -> InMemorySpanExporter:
 @pytest.fixture
 async def server(exporter: InMemorySpanExporter) -> AsyncIterator[Running]:
     script = Scripted([*ids("Rome"), END], ended_by_token=True, cached_tokens=2)
-    async with running(FakeEngine(model_info(), lambda request, index: script)) as server:
+    tokenizer = byte_tokenizer(special=["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"])
+    engine = FakeEngine(model_info(vocab_size=300), lambda request, index: script)
+    async with running(engine, tokenizer) as server:
         server.service.tracing = Tracing(SimpleSpanProcessor(exporter))
         yield server
 
@@ -105,17 +112,52 @@ async def test_a_request_is_a_tree_of_spans_on_the_wall_clock(
     assert times == sorted(times, key=lambda each: each or 0)
 
 
-async def test_every_api_has_its_spans(server: Running, exporter: InMemorySpanExporter) -> None:
-    for path, body, operation in (
-        ("/v1/responses", {"input": "Hi"}, "chat"),
-        ("/v1/messages", {**CHAT, "max_tokens": 9}, "chat"),
-        ("/v1/completions", {"prompt": "Hi"}, "text_completion"),
-        ("/v1/embeddings", {"input": "Hi"}, "embeddings"),
-    ):
+# One of these is a valid request of every route that uses the model.
+BODIES: list[dict[str, Any]] = [
+    CHAT,
+    {**CHAT, "max_tokens": 9},
+    {"input": "Hi"},
+    {"prompt": "Hi"},
+    {"input_prefix": "Hi"},
+]
+# The routes that do other work, whose valid requests may have other bodies.
+OTHERS = {
+    *("/v1/messages/count_tokens", "/v1/responses/input_tokens", "/tokenize", "/detokenize"),
+    *("/apply-template", "/api/show", "/v1/batches", "/v1/rerank", "/v2/rerank", "/v1/score"),
+    *("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
+}
+
+
+@pytest.mark.parametrize("path", [route.path for route in ROUTES if route.request is not None])
+async def test_every_route_that_uses_the_model_has_its_spans(
+    server: Running, exporter: InMemorySpanExporter, path: str
+) -> None:
+    statuses = []
+    for body in BODIES:
         exporter.clear()
-        assert (await server.post(path, body))[0] == 200
-        (request,) = spans_of(exporter)[operation]
-        assert (request.attributes or {})["http.route"] == path
+        server.engine.submitted.clear()
+        body = {"model": "org/tiny", "stream": False, **body}
+        statuses.append((await server.post(path, body))[0])
+        if server.engine.submitted:
+            break
+    assert bool(server.engine.submitted) == (path not in OTHERS), statuses
+    if path in OTHERS:
+        assert not exporter.get_finished_spans()
+        return
+    assert statuses[-1] == 200
+    operation = OPERATIONS[path]
+    assert operation in {value.value for value in GenAiOperationNameValues}
+    (request,) = spans_of(exporter)[operation]
+    assert request.name == f"{operation} org/tiny"
+    attributes = dict(request.attributes or {})
+    assert attributes["http.route"] == path
+    assert attributes["gen_ai.operation.name"] == operation
+    assert attributes["gen_ai.request.model"] == "org/tiny"
+    assert {"queue", "prefill"} <= set(spans_of(exporter))
+
+
+def test_operations_are_of_routes() -> None:
+    assert OPERATIONS.keys() <= {route.path for route in ROUTES if route.request is not None}
 
 
 async def test_unsampled_and_other_requests_have_no_spans(

@@ -69,7 +69,6 @@ class Sample(NamedTuple):
 DONE: dict[str, Sample] = {
     "add_generation_prompt": Sample(False),
     "add_special_tokens": Sample(False),
-    "best_of": Sample(2),  # refused if it is not n
     "cache_salt": Sample("tenant"),
     "chat_template_kwargs": Sample({"mood": "cheerful"}),
     "continue_final_message": Sample(
@@ -232,7 +231,7 @@ async def test_fields_that_are_done_have_an_effect(server: Running, api: Api) ->
         if with_it == without or with_it[0] not in (200, 400, 404, 504):
             without_effect.append((name, with_it))
         if with_it[0] == 400:
-            assert name in ("best_of", "images", "previous_response_id", "truncate"), with_it
+            assert name in ("images", "previous_response_id", "truncate"), with_it
     assert not without_effect
 
 
@@ -281,6 +280,20 @@ async def test_fields_of_the_other_apis_are_refused_by_name(server: Running, api
                 assert name not in ("prompt", "messages", "system", "instructions", "tools")
             else:
                 assert (status, name in text) == (400, True), (name, kind, text)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+async def test_best_of_is_refused_unless_it_is_n(server: Running, n: int) -> None:
+    kind, note = outcome("completions", "best_of")
+    assert (kind, note) == ("refused", "except the value of `n`")
+    base = await observe(server, "completions", {"prompt": "Hi", "n": n})
+    for best_of in (None, 0, 1, 2, 3):
+        body = {"prompt": "Hi", "n": n, "best_of": best_of}
+        got = await observe(server, "completions", body)
+        if best_of in (None, n):
+            assert got == base
+        else:
+            assert (got[0], json.loads(got[1])["error"]["param"]) == (400, "best_of")
 
 
 async def test_tokenize_accepts_complete_chat_requests(server: Running) -> None:

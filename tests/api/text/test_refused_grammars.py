@@ -50,6 +50,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"guided_json": "{"}, "guided_json", "EOF"),
     ({"guided_json": {"type": "thing"}}, "guided_json", "thing"),
     ({"guided_json": {"uniqueItems": True}}, "guided_json", "uniqueItems"),
+    ({"guided_json": '{"items":' * 600 + "{}" + "}" * 600}, "guided_json", "deep"),
     ({"guided_json": {"$ref": "http://localhost/a.json"}}, "guided_json", "retriev"),
     ({"guided_json": {"$ref": "#"}}, "guided_json", "no text"),
     ({"guided_json": {"minLength": 2, "maxLength": 1, "type": "string"}}, "guided_json", ""),
