@@ -15,7 +15,7 @@ from msgspec import UNSET
 from chairlift.api.chat.json_text import is_complete_object
 from chairlift.api.chat.sections import Sections
 from chairlift.api.errors import Problem
-from chairlift.api.generate.answer import FinishedChoice
+from chairlift.api.generate.answer import AnsweredChoice
 from chairlift.api.generate.generation import Generation
 from chairlift.api.http.sse import NDJSON
 from chairlift.api.ollama.errors import error_of
@@ -80,7 +80,7 @@ class _OllamaFormatter(ABC):
     def failure(self, problem: Problem) -> Sequence[msgspec.Struct]:
         return [error_of(problem, self._generation.id)]
 
-    def full_reply(self, choices: Sequence[FinishedChoice], usage: Usage) -> msgspec.Struct:
+    def full_reply(self, choices: Sequence[AnsweredChoice], usage: Usage) -> msgspec.Struct:
         [choice] = choices
         parts = [part for delta in choice.deltas for part in self._parts(delta)]
         whole = Part(

@@ -15,7 +15,7 @@ import mlx.core as mx
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.kinds import Cache
 from chairlift.cache.speculation import Speculation
-from chairlift.engine.model.lora_routing import Routing, Run, Slot
+from chairlift.engine.model.lora_routing import AdapterRun, Routing, Slot
 from chairlift.engine.model.vision.token_inputs import Given, TokenInputs, no_inputs
 
 
@@ -48,10 +48,10 @@ class DraftedBand:
         return [len(row) for row in self.rows]
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[AdapterRun]:
         """The adapter of the tokens, row by row."""
         slots = self._adapters or [None] * len(self.rows)
-        return [Run(slot, count) for slot, count in zip(slots, self.counts, strict=True)]
+        return [AdapterRun(slot, count) for slot, count in zip(slots, self.counts, strict=True)]
 
     def call(self, model: Any, routing: Routing, after: Callable[[mx.array], mx.array]) -> mx.array:
         """Calls a model with these rows alone, padded to the same length.
@@ -90,12 +90,14 @@ class DraftedBand:
 
         self.transaction.commit(kept, replay)
 
-    def _padded_runs(self, length: int) -> list[Run]:
-        return [Run(run.slot, length) for run in self.runs]
+    def _padded_runs(self, length: int) -> list[AdapterRun]:
+        return [AdapterRun(run.slot, length) for run in self.runs]
 
 
-def row_runs(tokens: int, adapters: Sequence[Slot], drafted: Sequence[DraftedBand]) -> list[Run]:
+def row_runs(
+    tokens: int, adapters: Sequence[Slot], drafted: Sequence[DraftedBand]
+) -> list[AdapterRun]:
     """The adapters of the rows' tokens, of which there are ``tokens``; see ``Forward``."""
     if drafted:
         return [run for band in drafted for run in band.runs]
-    return [Run(slot, 1) for slot in adapters] or [Run(None, tokens)]
+    return [AdapterRun(slot, 1) for slot in adapters] or [AdapterRun(None, tokens)]
