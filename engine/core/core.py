@@ -62,7 +62,7 @@ class EngineCore:
 
     Args:
         model: how to call the model, and its caches.
-        limits: the scheduler's limits; see ``PreparedModel.fitted``.
+        limits: the scheduler's limits; see ``PreparedModel.adapt_limits``.
         prefix_bytes: memory for the prefix cache; 0 turns it off.
         store: keeps prefixes on disk; None keeps them only in memory.
         swap: keeps the states of preempted rows; with None they are computed again.
@@ -95,7 +95,7 @@ class EngineCore:
         image_bytes: int = IMAGE_BYTES,
     ) -> None:
         self._buffers = buffers
-        self.limits = limits = model.fitted(limits)
+        self.limits = limits = model.adapt_limits(limits)
         self._journal: Journal = NoJournal() if journal is None else journal
         # Called with the sequences about to run, before any work is dispatched.
         self.on_compute: Callable[[list[Sequence]], None] = lambda sequences: None
@@ -188,7 +188,7 @@ class EngineCore:
             if request.images:
                 check_submit(request, self.requests.vocabulary)
             self.images.begin(request.request_id, request.prompt, request.images)
-            uncut = check_uncut(request, self.images.of(request.request_id), self.limits)
+            uncut = check_uncut(request, self.images.images_of(request.request_id), self.limits)
             sequences = self.requests.add(request, uncut)
         except Exception as error:  # of any type: the cause is this request
             self.grammars.drop(request.request_id)

@@ -302,7 +302,7 @@ class Pipeline:
         if not len(self._images):
             return []
         rows = self._batch.rows[: self._batch.cached_rows]
-        images = [self._images.of(sequence.request_id) for sequence in rows]
+        images = [self._images.images_of(sequence.request_id) for sequence in rows]
         shifts = [0 if each is None else each.shift for each in images]
         return shifts if any(shifts) else []
 

@@ -55,7 +55,7 @@ class PreparedModel:
     agree: Callable[[mx.array], mx.array] = lambda outcomes: outcomes
     vision: VisionModel | None = None
 
-    def fitted(self, limits: Limits) -> Limits:
+    def adapt_limits(self, limits: Limits) -> Limits:
         """The limits for this model's caches.
 
         Raises:
@@ -77,7 +77,7 @@ class PreparedModel:
         """A function that makes empty caches, for decode rows or for a prompt.
 
         Args:
-            limits: the result of ``fitted``.
+            limits: the result of ``adapt_limits``.
             prefix_bytes: memory for the prefix cache. In pages it is part of the same pools.
             reclaim: drops a cached prefix; see ``PagePool``.
         """

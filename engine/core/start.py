@@ -115,7 +115,7 @@ def serve_loaded(
         adapter_limits=AdapterLimits(config.max_loras, config.max_lora_rank),
     )
     try:
-        limits = model.fitted(limits)
+        limits = model.adapt_limits(limits)
     except ValueError as error:
         raise ModelError(str(error)) from error
     contexts = (limits.max_context, loaded.max_context, config.max_context)

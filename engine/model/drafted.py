@@ -64,7 +64,7 @@ class DraftedBand:
         """
         length = max(self.counts)
         tokens = mx.array([[*row, *[0] * (length - len(row))] for row in self.rows], mx.int32)
-        with self.transaction.step(length, self.counts), routing.of(self._padded_runs(length)):
+        with self.transaction.step(length, self.counts), routing.route(self._padded_runs(length)):
             logits: mx.array = model(after(tokens), cache=self.transaction.layers)
         logits = logits.reshape(-1, logits.shape[-1])
         places = [r * length + i for r, row in enumerate(self.rows) for i in range(len(row))]
@@ -85,7 +85,7 @@ class DraftedBand:
         def replay(start: int, stop: int) -> None:
             tokens = mx.array([row[start:stop] for row in self.rows], mx.int32)
             inputs = [TokenInputs(stop - start, shift) for shift in self.shifts]
-            with routing.of(self._padded_runs(stop - start)), given(inputs):
+            with routing.route(self._padded_runs(stop - start)), given(inputs):
                 mx.eval(model(tokens, cache=self.transaction.layers))
 
         self.transaction.commit(kept, replay)

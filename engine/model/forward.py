@@ -131,7 +131,7 @@ class Forward:
             fed, start = tokens[rows, None], rows.stop
             with (
                 band.step(1),
-                self.routing.of([AdapterRun(slot, 1) for slot in adapters[rows]]),
+                self.routing.route([AdapterRun(slot, 1) for slot in adapters[rows]]),
                 self._given([TokenInputs(1, shift) for shift in shifts[rows]]),
             ):
                 logits.append(self._model(self._after(last, fed), cache=band.layers)[:, -1])
@@ -188,7 +188,7 @@ class Forward:
                 self._given([chunk.inputs(len(part), len(part))]),
                 cache.step(len(part)),
                 self._select(positions, axis=1) as seen,
-                self.routing.of([AdapterRun(chunk.adapter, len(part))]),
+                self.routing.route([AdapterRun(chunk.adapter, len(part))]),
             ):
                 tokens = self._after(last, mx.array([part], mx.int32))
                 last = result = self._model(tokens, cache=cache.layers)
@@ -237,7 +237,7 @@ class Forward:
         inputs += [c.inputs(len(c.tokens), step) for c, step in zip(chunks, lengths, strict=True)]
         with (
             packed(steps, self.splits, self.routing.within) as layers,
-            self.routing.of(runs),
+            self.routing.route(runs),
             self._given(inputs),
         ):
             fed = mx.concatenate([tokens, mx.array(tokens_of.new, mx.int32)])[:, None]

@@ -204,7 +204,7 @@ class Routing:
             call()
 
     @contextmanager
-    def of(self, runs: Sequence[AdapterRun]) -> Iterator[None]:
+    def route(self, runs: Sequence[AdapterRun]) -> Iterator[None]:
         """A context for one model call whose input has these tokens, one run after the other."""
         if any(run.slot is not None for run in runs):
             self.call = self._call_of(tuple(runs))

@@ -251,7 +251,7 @@ class PagedForward(Forward):
         )
         with (
             fed_step(step_with, tokens, more) as (step, fed, positions),
-            self.routing.of([*runs, AdapterRun(None, padding)] if padding else runs),
+            self.routing.route([*runs, AdapterRun(None, padding)] if padding else runs),
         ):
             steps = self._steps if self.routing.call is None else self._adapted_steps
             logits = steps(step, fed, None, self._take_built())
@@ -304,7 +304,7 @@ class PagedForward(Forward):
         )
         with (
             fed_step(step_with, tokens, more) as (step, fed, positions),
-            self.routing.of(runs),
+            self.routing.route(runs),
             self._given([TokenInputs(len(tokens)), *given, TokenInputs(tail)]),
         ):
             adapted = self.routing.call is not None

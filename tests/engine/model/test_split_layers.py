@@ -318,7 +318,7 @@ def test_a_row_without_tokens_takes_part() -> None:
 
 def test_tokens_of_a_part_keep_their_adapters() -> None:
     routing = Routing()
-    with routing.of([AdapterRun(None, 2), AdapterRun(1, 3), AdapterRun(0, 1)]):
+    with routing.route([AdapterRun(None, 2), AdapterRun(1, 3), AdapterRun(0, 1)]):
         outer = routing.call
         within = routing.within()
         for numbers, slots in (([4, 5, 0], [1, 0, -1]), ([2], [1])):
