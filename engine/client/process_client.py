@@ -114,11 +114,6 @@ class ProcessClient(BaseEngineClient):
             return f"the engine is being restarted: {self._last_end}"
         return super().unhealthy
 
-    @property
-    def accepts(self) -> bool:
-        """See ``interface.EngineClient.accepts``."""
-        return self.info is not None and self.dead is None
-
     async def start(self, on_progress: OnProgress = silent) -> ModelInfo:
         """See ``interface.EngineClient.start``."""
         remove_abandoned()

@@ -84,11 +84,6 @@ class ReplicaClient(BaseEngineClient):
         return "; ".join(f"replica {n}: {why}" for n, why in reasons if why is not None) or None
 
     @property
-    def accepts(self) -> bool:
-        """See ``interface.EngineClient.accepts``."""
-        return self.info is not None and self.dead is None
-
-    @property
     def unfinished(self) -> int:
         """See ``interface.EngineClient.unfinished``."""
         return super().unfinished + sum(replica.unfinished for replica in self.replicas)
