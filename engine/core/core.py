@@ -39,6 +39,7 @@ from chairlift.engine.messages import (
 from chairlift.engine.model.paged.forward import PagedForward
 from chairlift.engine.model.vision.encoder import IDLE_SECONDS, ImageEncoder
 from chairlift.engine.parallel.journal import Journal, NoJournal
+from chairlift.engine.sampling.sampler import SamplerRow
 from chairlift.engine.speculation.draft_model import DraftModel
 from chairlift.engine.speculation.proposal import PrefixProposer, Proposer, proposers
 from chairlift.engine.speculation.speculator import Speculator
@@ -129,7 +130,7 @@ class EngineCore:
         self.batch = DecodeBatch(
             [make_cache() for _ in range(limits.bands)],
             model.vocabulary,
-            lambda sequence: self.requests.request_for(sequence).sampler_row(sequence),
+            self._sampler_row,
             model.agree,
         )
         self._recorder = StepRecorder(
@@ -142,13 +143,6 @@ class EngineCore:
             dispatcher or CallerDispatch(),
         )
         model.forward.settle = self.pipeline.settle
-        drafter = None
-        if draft_model is not None:
-            drafter = DraftModel(
-                *(draft_model.forward, draft_model.make_cache),
-                min(model.vocabulary, draft_model.vocabulary),
-                lambda sequence: self.requests.request_for(sequence).sampler_row(sequence).params,
-            )
         known = self.prefixes if prefix_drafts and self.prefixes.active else None
         self.speculator = Speculator(
             lambda request: [*([PrefixProposer(known)] if known else []), *propose(request)],
@@ -156,13 +150,23 @@ class EngineCore:
             limits.draft_tokens,
             constraints,
             lambda sequence: self.requests.request_for(sequence).submit,
-            drafter,
+            None if draft_model is None else self._drafter(draft_model),
         )
         self.outputs = Outputs(
             *(self.requests, self.scheduler, constraints, self.grammars, self._recorder),
             self._background,
             self._journal.ended,
         )
+
+    def _drafter(self, model: PreparedModel) -> DraftModel:
+        return DraftModel(
+            *(model.forward, model.make_cache),
+            min(self.requests.vocabulary, model.vocabulary),
+            lambda sequence: self._sampler_row(sequence).params,
+        )
+
+    def _sampler_row(self, sequence: Sequence) -> SamplerRow:
+        return self.requests.request_for(sequence).sampler_row(sequence)
 
     @property
     def idle(self) -> bool:
