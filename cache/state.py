@@ -64,11 +64,6 @@ class StateLayer(_ArraysCache):
         return [self._slots.get(slot) for slot in range(size)]
 
     @property
-    def batch_size(self) -> int:
-        """The number of rows."""
-        return self._rows
-
-    @property
     def state(self) -> tuple[mx.array, ...]:
         """The slots that were written, for inspection and evaluation."""
         return tuple(self._slots.values())
