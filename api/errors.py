@@ -23,7 +23,7 @@ from chairlift.engine.errors import (
     RequestError,
 )
 
-# Nobody knows how long a model loads or an engine is down, so clients should retry soon.
+# How long a model loads or an engine is down is unknown, so clients should retry soon.
 UNAVAILABLE_RETRY_SECONDS = 5
 
 

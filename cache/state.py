@@ -39,7 +39,7 @@ class StateLayer(_ArraysCache):
 
     @classmethod
     def of(cls, slots: Slots, size: int, rows: int, lengths: mx.array | None = None) -> StateLayer:
-        """The layer of so many rows with these states, of ``size`` arrays each."""
+        """A layer of ``rows`` rows with these states, each of ``size`` arrays."""
         layer = cls(size)
         layer._slots, layer._rows, layer.lengths = dict(slots), rows, lengths
         return layer

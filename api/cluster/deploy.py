@@ -32,7 +32,7 @@ class ClusterError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where an application is deployed.
+    """The place in Ray at which an application is deployed.
 
     Attributes:
         address: Ray's: "auto" for the cluster of this machine, HOST:PORT, or ray://HOST:PORT.

@@ -17,7 +17,7 @@ DeviceKind = Literal["cpu", "cuda", "metal"]
 
 
 class ReplicaPlace(NamedTuple):
-    """What one replica gets.
+    """One replica's share of the host.
 
     Attributes:
         device: a name that replicas on the same device share.

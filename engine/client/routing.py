@@ -103,7 +103,7 @@ class Router:
         return ChosenReplica(chosen, hits[chosen])
 
     def extend(self, replica: int, request: Submit, output: Sequence[int]) -> None:
-        """Notes that a replica has computed this output, too: a chat goes on after it."""
+        """Notes that a replica has computed this output, too: a chat's next prompt contains it."""
         if output and _uses_prefixes(request):
             whole = msgspec.structs.replace(request, prompt=[*request.prompt, *output])
             self._indexes[replica].add(block_hashes(whole))

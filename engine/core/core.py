@@ -108,7 +108,7 @@ class EngineCore:
         self.swap: Swap[Sequence] = Swap(model.kinds, 0) if swap is None else swap
         self.grammars = Grammars(compiler)
         self.images = ImageEncoder(model.vision, image_bytes)
-        # The steps with prompts for which images have waited.
+        # The number of consecutive steps with prompts for which the encoder has waited.
         self._encoder_waits = 0
         self._background: tuple[Background, ...] = (
             self.prefixes,

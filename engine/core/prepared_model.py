@@ -119,7 +119,7 @@ def prepare_model(
     make_cache = partial(make_batch, model, quantization)
     kinds = tuple(make_cache().kinds)
     pages: MakePages | None = None
-    # Over pages, tokens of rows have their own places as positions.
+    # Over pages, a token's position is its place in the sequence, which not every model takes.
     placed = not isinstance(model, VisionModel) or model.is_placed
     if kernels is not None and can_page(kinds) and placed:
         pages = partial(make_pages, model, kernels, quantization=quantization)

@@ -46,8 +46,8 @@ class PromptOutput(Protocol):
 class PromptOutputs:
     """The outputs of all prompts in prefill that request any.
 
-    The collected numbers belong to a prompt's first tokens, like its cache. A preempted prompt
-    continues with both, or restarts without both.
+    Like its cache, a prompt's output covers the tokens computed so far. A preempted prompt keeps
+    both, or loses both and starts again.
     """
 
     def __init__(self) -> None:

@@ -34,7 +34,7 @@ class DraftedBand:
         self.cache = cache
         self.rows = rows
         self._adapters = adapters
-        # What images add to each row's position in the step; empty if nothing.
+        # The shift of each row's position by images before it; empty if no row has one.
         self.shifts: Sequence[int] = ()
 
     @cached_property

@@ -257,7 +257,7 @@ class Forward:
 
         Args:
             positions: those of ``packed``, and perhaps more behind them.
-            size: the number of lines of sampled logits to return instead of so many.
+            size: maps the number of sampled tokens to the number of lines of logits to return.
         """
         logits, inputs = self._logits_at(tokens, layers, positions)
         return ForwardOutput(

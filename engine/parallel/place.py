@@ -1,4 +1,4 @@
-"""Where each rank runs, and the environment in which MLX's distributed layer finds the others."""
+"""The place of each rank, and the environment in which MLX's distributed layer finds the others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FIRST_PORT = 32323
 
 
 class RankPlace(msgspec.Struct, frozen=True):
-    """One rank's place.
+    """One rank's place: its host, and the addresses of all ranks.
 
     Attributes:
         rank, size: this rank, and the number of ranks.

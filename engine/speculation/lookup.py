@@ -26,7 +26,7 @@ class Lookup:
 
     Args:
         shortest: tokens that have to be alike, at least 1.
-        longest: a match of so many tokens is as good as a longer one.
+        longest: a match of this many tokens is as good as a longer one.
     """
 
     def __init__(self, shortest: int, longest: int) -> None:

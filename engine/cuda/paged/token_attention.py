@@ -66,7 +66,7 @@ def token_attention(
         scale: factor of the scores.
         sinks: ``[heads]``, or None.
         quantization: that of the pool.
-        count: only so many tokens, the first ones, are computed; None: all.
+        count: only this many tokens, the first ones, are computed; None: all.
         softcap: see ``cache.pages.kernels.Scoring``.
 
     Returns:

@@ -41,7 +41,7 @@ from chairlift.engine.model.vision.token_inputs import TokenInputs
 # Steps with chunks launch what rows of this many tokens need, also if all rows are shorter; prompts
 # may have any length.
 COMPILED_TOKENS = 8192
-# Different tokens of the steps that compile; any vocabulary has so many.
+# Different tokens of the steps that compile; any vocabulary has at least this many.
 TRIAL_TOKENS = 8
 
 
