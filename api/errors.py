@@ -24,7 +24,7 @@ from chairlift.engine.errors import (
     RequestError,
 )
 
-# Nobody knows how long a model loads or an engine is down, so clients should retry soon.
+# How long a model loads or an engine is down is unknown, so clients should retry soon.
 UNAVAILABLE_RETRY_SECONDS = 5
 
 
@@ -185,53 +185,80 @@ OPENAI_ERRORS = ErrorFormat(ErrorReply, lambda problem, request_id: problem.repl
 def problem_of(error: BaseException) -> Problem:
     """Maps an exception to what the client sees; an unknown one is a 500 without details."""
     match error:
+        case RequestError():
+            return _problem_of_request(error)
+        case pydantic.ValidationError():
+            return _problem_of_validation(error)
+        case AdapterError():
+            return Problem(400, str(error), param="lora_path", rejected="invalid")
+        case Unauthorized():
+            return Problem(
+                401,
+                str(error),
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+                rejected="unauthorized",
+            )
+        case QueueFull() | RateLimited() | TooManyWatchers():
+            return _too_many(error)
+        case GenerationFailed():
+            return Problem(500, str(error), type="server_error", code="generation_failed")
+        case StorageUnavailable():
+            return Problem(503, str(error), type="server_error", code="storage_unavailable")
+        case EngineDead():
+            return _unavailable(error)
+        case TimedOut():
+            return Problem(504, str(error), type="timeout_error", code="timeout")
+        case web.HTTPException():
+            return _problem_of_http(error)
+    return Problem(500, "internal error", type="server_error", code="internal_error")
+
+
+def _problem_of_request(error: RequestError) -> Problem:
+    text, param = str(error), error.param
+    match error:
         case UnknownModel():
-            return Problem(404, str(error), param=error.param, code="model_not_found")
+            return Problem(404, text, param=param, code="model_not_found")
         case NotAllowed():
-            return Problem(403, str(error), code="not_allowed", rejected="invalid")
+            return Problem(403, text, code="not_allowed", rejected="invalid")
         case UnsupportedEncoding():
             return Problem(
                 415,
-                str(error),
+                text,
                 code="unsupported_encoding",
                 headers={"Accept-Encoding": "gzip, deflate, identity"},
                 rejected="invalid",
             )
-        case AdapterError():
-            return Problem(400, str(error), param="lora_path", rejected="invalid")
         case UnknownResponse():
-            return Problem(404, str(error), param=error.param, code="response_not_found")
+            return Problem(404, text, param=param, code="response_not_found")
         case UnknownPrevious():
-            return Problem(400, str(error), param=error.param, code="previous_response_not_found")
-        case UnknownFile():
-            return Problem(404, str(error), param=error.param, code="file_not_found")
-        case UnknownBatch():
-            return Problem(404, str(error), param=error.param, code="batch_not_found")
-        case FileTooLarge():
-            return Problem(
-                413, str(error), param=error.param, code="file_too_large", rejected="too_large"
-            )
-        case StorageFull():
-            return Problem(400, str(error), code="storage_full", rejected="invalid")
-        case StorageUnavailable():
-            return Problem(503, str(error), type="server_error", code="storage_unavailable")
+            return Problem(400, text, param=param, code="previous_response_not_found")
         case UnknownItem():
-            return Problem(404, str(error), param=error.param)
+            return Problem(404, text, param=param)
+        case UnknownFile():
+            return Problem(404, text, param=param, code="file_not_found")
+        case UnknownBatch():
+            return Problem(404, text, param=param, code="batch_not_found")
+        case FileTooLarge():
+            return Problem(413, text, param=param, code="file_too_large", rejected="too_large")
+        case StorageFull():
+            return Problem(400, text, code="storage_full", rejected="invalid")
+        case ModelBusy():
+            return Problem(409, text, code="model_busy")
         case ContextOverflow():
             return Problem(
                 400,
-                str(error),
-                param=error.param,
+                text,
+                param=param,
                 code="context_length_exceeded",
                 rejected="context_length",
                 overflow=error.overflow,
             )
-        case ModelBusy():
-            return Problem(409, str(error), code="model_busy")
-        case RequestError():
-            return Problem(400, str(error), param=error.param, rejected="invalid")
-        case pydantic.ValidationError():
-            return _problem_of_validation(error)
+    return Problem(400, text, param=param, rejected="invalid")
+
+
+def _too_many(error: QueueFull | RateLimited | TooManyWatchers) -> Problem:
+    match error:
         case QueueFull():
             return Problem(
                 429,
@@ -252,33 +279,19 @@ def problem_of(error: BaseException) -> Problem:
             )
         case TooManyWatchers():
             return Problem(429, str(error), type="rate_limit_error", code="too_many_watchers")
-        case Unauthorized():
-            return Problem(
-                401,
-                str(error),
-                code="invalid_api_key",
-                headers={"WWW-Authenticate": "Bearer"},
-                rejected="unauthorized",
-            )
-        case EngineDead():
-            code = "draining" if isinstance(error, Draining) else "unavailable"
-            return Problem(
-                503,
-                str(error),
-                type="server_error",
-                code=code,
-                headers=_retry_after(
-                    error.retry_after if isinstance(error, NotReady) else UNAVAILABLE_RETRY_SECONDS
-                ),
-                rejected=code,
-            )
-        case TimedOut():
-            return Problem(504, str(error), type="timeout_error", code="timeout")
-        case GenerationFailed():
-            return Problem(500, str(error), type="server_error", code="generation_failed")
-        case web.HTTPException():
-            return _problem_of_http(error)
-    return Problem(500, "internal error", type="server_error", code="internal_error")
+
+
+def _unavailable(error: EngineDead) -> Problem:
+    code = "draining" if isinstance(error, Draining) else "unavailable"
+    seconds = error.retry_after if isinstance(error, NotReady) else UNAVAILABLE_RETRY_SECONDS
+    return Problem(
+        503,
+        str(error),
+        type="server_error",
+        code=code,
+        headers=_retry_after(seconds),
+        rejected=code,
+    )
 
 
 def _problem_of_validation(error: pydantic.ValidationError) -> Problem:

@@ -34,7 +34,7 @@ MODULES = (
     "chairlift.api.responses.dialogue",
     "chairlift.engine.grammar.trial",
 )
-# What a process for images imports; it imports MLX, so this process does not.
+# The module that a worker process for images imports. It imports MLX, so this process must not.
 IMAGE_MODULE = "chairlift.engine.model.vision.processors.loading"
 
 

@@ -35,20 +35,14 @@ class UnsupportedKind(Exception):
     """A model needs a kind of cache that cannot be batched; the message names it."""
 
 
-def layer_kinds(model: Any) -> list[LayerKind]:
-    """Each layer's kind; the layers inside a CacheList count one by one.
-
-    Raises:
-        UnsupportedKind: a layer needs another kind of cache, or attention-sink tokens.
-    """
-    return [_kind(cache) for cache in _flat(_model_caches(model))]
-
-
 def make_batch(model: Any, quantization: Quantization | None = None) -> BatchCache:
-    """An empty batch of the layers that ``model`` needs. Raises UnsupportedKind.
+    """An empty batch of the layers that ``model`` needs.
 
     NOTE: a model file that assumes a single sequence has to be adapted first
     (``engine.model.adapters``), or it may silently compute wrong results.
+
+    Raises:
+        UnsupportedKind: a layer needs another kind of cache, or attention-sink tokens.
     """
     caches = _model_caches(model)
     kinds = [_kind(cache) for cache in _flat(caches)]
@@ -69,7 +63,7 @@ def make_pages(
     """The memory of the paged caches that ``model`` needs, with ``pages`` by window.
 
     Raises:
-        UnsupportedKind: see ``layer_kinds``.
+        UnsupportedKind: see ``make_batch``.
     """
     caches = _model_caches(model)
     kinds = [_kind(cache) for cache in _flat(caches)]

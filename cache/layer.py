@@ -36,7 +36,7 @@ class Shared:
 
 
 class HostPlaces(NamedTuple):
-    """Where a step's new tokens are written by the host.
+    """The places in the buffers at which the host writes a step's new tokens.
 
     Attributes:
         keys, values: the buffers, ``[rows, heads, columns, dim]``.

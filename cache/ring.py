@@ -41,8 +41,8 @@ class Ring:
         columns: allocated columns.
         cursors: the column that each row in use writes next.
         lengths: the tokens of each row in use, stored directly before its cursor.
-        left: the newest column of the sequence that had a row before, for rows that had any. None
-            if any column may have values that are not finite.
+        left: by row, the newest column of the sequence that had the row before; None if any of its
+            columns may have values that are not finite.
     """
 
     window: int | None = None

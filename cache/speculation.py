@@ -27,8 +27,7 @@ import mlx.core as mx
 
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.capacity import Capacity
-from chairlift.cache.layer import LayerCache, gather
-from chairlift.cache.snapshot import KVPiece
+from chairlift.cache.layer import LayerCache
 from chairlift.cache.state import Slots, StateLayer
 
 # Feeds the model the tokens [start, stop) of the transaction, all rows, with Speculation.layers.
@@ -208,38 +207,3 @@ def _copied(batch: BatchCache) -> BatchCache:
 def _check_open_ended(batch: BatchCache) -> None:
     if any(batch.surplus):
         raise SpeculationError("a row that has ended has to leave first")
-
-
-def logical_view(batch: BatchCache, layer: int, row: int | None, tokens: int) -> KVPiece:
-    """The newest ``tokens`` cached tokens of a row (None: of each row), oldest first.
-
-    For draft models that read the target's keys and values. Nothing is written, and memory is
-    shared if the columns are one run and the same in all rows: evaluate what is built on it before
-    the next step, or that step copies the buffers. A quantized layer's pieces are packed.
-
-    Returns:
-        Keys and values ``[1 or rows, heads, tokens, dim]``.
-
-    Raises:
-        SpeculationError: the layer has no keys, or a row has fewer tokens that are certainly
-            cached (in a window, ``window - 1``).
-    """
-    part = batch.parts[layer]
-    if not isinstance(part, LayerCache) or not part.state:
-        raise SpeculationError(f"layer {layer} ({type(part).__name__}) holds no keys and values")
-    rows = range(len(batch)) if row is None else [row]
-    window = part.ring.window
-    available = min((batch.offsets[r] for r in rows), default=0)
-    available = available if window is None else min(available, window - 1)
-    if not 0 <= tokens <= available:
-        raise SpeculationError(f"{tokens} tokens of rows {list(rows)} are not held")
-    stops = [part.ring.cursors[r] - batch.surplus[r] for r in rows]
-    if len(set(stops)) == 1:
-        spans = part.ring.spans(stops[0], tokens)
-        keys, values = (gather(buffer[rows[0] : rows[-1] + 1], spans) for buffer in part.state)
-        return KVPiece(keys, values)
-    pieces = [part.get(r, stop, tokens) for r, stop in zip(rows, stops, strict=True)]
-    return KVPiece(
-        mx.concatenate([piece.keys for piece in pieces]),
-        mx.concatenate([piece.values for piece in pieces]),
-    )

@@ -39,7 +39,7 @@ class StateLayer(_ArraysCache):
 
     @classmethod
     def of(cls, slots: Slots, size: int, rows: int, lengths: mx.array | None = None) -> StateLayer:
-        """The layer of so many rows with these states, of ``size`` arrays each."""
+        """A layer of ``rows`` rows with these states, each of ``size`` arrays."""
         layer = cls(size)
         layer._slots, layer._rows, layer.lengths = dict(slots), rows, lengths
         return layer
@@ -62,11 +62,6 @@ class StateLayer(_ArraysCache):
         """All slots in order; mlx-lm's name for them."""
         size = max(self._size, max(self._slots, default=-1) + 1)
         return [self._slots.get(slot) for slot in range(size)]
-
-    @property
-    def batch_size(self) -> int:
-        """The number of rows."""
-        return self._rows
 
     @property
     def state(self) -> tuple[mx.array, ...]:

@@ -8,7 +8,7 @@ from typing import cast
 from sortedcontainers import SortedKeyList
 
 from chairlift.scheduler.sequence import Sequence
-from chairlift.scheduler.siblings import Followers, Sibling
+from chairlift.scheduler.siblings import Sibling, SiblingFollowers
 
 
 class Queue:
@@ -33,7 +33,7 @@ class Queue:
             "SortedKeyList[Sequence, tuple[float, int, int]]", SortedKeyList(key=_turn)
         )
         self._blocked: dict[Sequence, None] = {}
-        self._followers = Followers()
+        self._followers = SiblingFollowers()
         self._choices = 0
 
     def __len__(self) -> int:

@@ -60,7 +60,7 @@ def sibling_of(sequence: Sequence, cached: int, prompts: Iterable[Sequence]) -> 
     return best
 
 
-class Followers:
+class SiblingFollowers:
     """Sequences that wait for a sibling, and the sibling of each."""
 
     def __init__(self) -> None:

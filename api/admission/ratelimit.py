@@ -13,7 +13,7 @@ from chairlift.api.errors import RateLimited
 from chairlift.engine.errors import RequestError
 
 Clock = Callable[[], float]
-# Nobody knows when a stream will end, so clients should retry soon.
+# The end of a stream is unknown, so clients should retry soon.
 STREAM_RETRY_SECONDS = 1.0
 
 

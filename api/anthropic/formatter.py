@@ -19,7 +19,7 @@ from chairlift.api.anthropic.replies import (
 )
 from chairlift.api.chat.sections import Sections
 from chairlift.api.errors import Problem
-from chairlift.api.generate.answer import FinishedChoice
+from chairlift.api.generate.answer import AnsweredChoice
 from chairlift.api.generate.generation import Generation
 from chairlift.api.http.sse import MESSAGES
 from chairlift.api.schemas.replies import Finish, Usage
@@ -76,7 +76,7 @@ class MessageFormatter:
     def failure(self, problem: Problem) -> Sequence[msgspec.Struct]:
         return [error_of(problem, self._request_id)]
 
-    def full_reply(self, choices: Sequence[FinishedChoice], usage: Usage) -> msgspec.Struct:
+    def full_reply(self, choices: Sequence[AnsweredChoice], usage: Usage) -> msgspec.Struct:
         [choice] = choices
         for delta in choice.deltas:
             self.chunks(delta)

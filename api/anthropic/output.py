@@ -19,6 +19,7 @@ from chairlift.api.anthropic.replies import (
     ToolUseBlock,
 )
 from chairlift.api.chat.json_text import is_complete_object, partial_object
+from chairlift.api.chat.sections import EventQueue
 from chairlift.api.text.choice import CallOpening
 from chairlift.api.text.logprobs import Scored
 
@@ -28,16 +29,16 @@ SIGNATURE = "unsigned"
 MALFORMED = "INVALID_JSON"
 
 
-class ContentWriter:
+class ContentWriter(EventQueue[Event]):
     """Begins content blocks, and appends each to ``content`` when it is complete.
 
     Unless ``shows_thoughts``, blocks of reasoning have no text.
     """
 
     def __init__(self, content: list[ContentBlock], shows_thoughts: bool = True) -> None:
+        super().__init__()
         self.content = content
         self.shows_thoughts = shows_thoughts
-        self._events: list[Event] = []
 
     def thought(self) -> _Thinking:
         """Begins a thinking block."""
@@ -50,15 +51,6 @@ class ContentWriter:
     def call(self, opening: CallOpening) -> _ToolUse:
         """Begins a tool_use block."""
         return _ToolUse(self, opening)
-
-    def emit(self, event: Event) -> None:
-        """Queues the next event."""
-        self._events.append(event)
-
-    def take(self) -> list[Event]:
-        """Removes and returns the queued events."""
-        events, self._events = self._events, []
-        return events
 
 
 class _Section:

@@ -86,7 +86,7 @@ class ConvertedArguments:
         self._parse = parse
         self._needs_end = needs_end
         self._is_broken = False
-        # What the next piece begins with.
+        # The opening brace, until the first piece has it.
         self._separator = "{"
         self._is_empty = True
 

@@ -39,7 +39,7 @@ class Listed(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class CallHead:
     """The beginning of a call up to its arguments.
 
     The groups of ``pattern`` are ``name`` and, if the model writes one, ``id``. ``items`` is the
@@ -61,13 +61,13 @@ class CallForm:
         masked: the text that mlx-lm's parser takes for the end of a call even inside a value.
     """
 
-    heads: tuple[Head, ...]
+    heads: tuple[CallHead, ...]
     after: re.Pattern[str] = re.compile(r"\s*")
     opening: str = ""
     closing: str = ""
     masked: str = ""
 
-    def find_head(self, text: str, after_call: bool) -> tuple[Head, re.Match[str]] | None:
+    def find_head(self, text: str, after_call: bool) -> tuple[CallHead, re.Match[str]] | None:
         """The head at the beginning of ``text``, which may follow a call; None if there is none."""
         start = self.after_end(text) if after_call else 0
         matches = ((head, head.pattern.match(text, start)) for head in self.heads)
@@ -91,7 +91,7 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 # ``{"name": "f", "arguments": {``
 _JSON_CALL = r'\{\s*"name"\s*:\s*"@NAME@"\s*,\s*"arguments"\s*:\s*(?=\{)'
-JSON_HEAD = Head(_pattern(r"\s*" + _JSON_CALL))
+JSON_HEAD = CallHead(_pattern(r"\s*" + _JSON_CALL))
 _AFTER_JSON = re.compile(r"\s*(?:,[^{}]*)?[}\]]*\s*")
 
 _QWEN = Delimited(re.compile("<parameter="), "</parameter>", "</function>")
@@ -110,21 +110,23 @@ _PYTHON = Listed(")", ('"""', "'''", '"', "'"), escapes=True)
 _GEMMA = Listed("}", ('<|"|>',), escapes=False)
 _FUNCTION_GEMMA = Listed("}", ("<escape>",), escapes=False)
 # glm47, laguna
-_GLM_FORM = CallForm((Head(_pattern(r"\s*@NAME@\s*(?=<arg_key>)"), _GLM), JSON_HEAD), _AFTER_JSON)
+_GLM_FORM = CallForm(
+    (CallHead(_pattern(r"\s*@NAME@\s*(?=<arg_key>)"), _GLM), JSON_HEAD), _AFTER_JSON
+)
 
 # By the names of mlx-lm's parsers. Calls of other parsers are read when they are complete.
 FORMS: Mapping[str, CallForm] = {
     JSON_TOOLS: CallForm((JSON_HEAD,), _AFTER_JSON),
     "mistral": CallForm(
         (
-            Head(_pattern(r"\s*@NAME@\s*\[ARGS\]\s*(?=\{)")),
-            Head(_pattern(r"\s*\[?\s*" + _JSON_CALL)),
+            CallHead(_pattern(r"\s*@NAME@\s*\[ARGS\]\s*(?=\{)")),
+            CallHead(_pattern(r"\s*\[?\s*" + _JSON_CALL)),
         ),
         re.compile(r'\s*(?:,\s*"id"\s*:\s*"[^"]*"\s*)?\}?\s*[,\]]?\s*'),
     ),
     "kimi_k2": CallForm(
         (
-            Head(
+            CallHead(
                 _pattern(
                     r"\s*(?:<\|tool_call_begin\|>)?\s*(?P<id>(?:functions\.)?@NAME@:\d+)\s*"
                     r"<\|tool_call_argument_begin\|>\s*(?=\{)"
@@ -134,42 +136,42 @@ FORMS: Mapping[str, CallForm] = {
         re.compile(r"\s*(?:<\|tool_call_end\|>)?\s*"),
     ),
     "qwen3_coder": CallForm(
-        (Head(_pattern(r"\s*<function=@NAME@\s*>"), _QWEN),), closing="</function>"
+        (CallHead(_pattern(r"\s*<function=@NAME@\s*>"), _QWEN),), closing="</function>"
     ),
     "glm47": _GLM_FORM,
     "laguna": _GLM_FORM,
     "longcat": CallForm(
-        (Head(_pattern(r"\s*@NAME@\s*(?=<longcat_arg_key>)"), _LONGCAT), JSON_HEAD), _AFTER_JSON
+        (CallHead(_pattern(r"\s*@NAME@\s*(?=<longcat_arg_key>)"), _LONGCAT), JSON_HEAD), _AFTER_JSON
     ),
     "minicpm5": CallForm(
-        (Head(_pattern(r"\s*[\"']?@NAME@[\"']?\s*>"), _MINICPM),), masked="</function>"
+        (CallHead(_pattern(r"\s*[\"']?@NAME@[\"']?\s*>"), _MINICPM),), masked="</function>"
     ),
     "minimax_m2": CallForm(
-        (Head(_pattern(r"\s*<invoke name=[\"']?@NAME@[\"']?\s*>"), _MINIMAX),),
+        (CallHead(_pattern(r"\s*<invoke name=[\"']?@NAME@[\"']?\s*>"), _MINIMAX),),
         closing="</invoke>",
         masked="</invoke>",
     ),
     "muse_spark": CallForm(
-        (Head(_pattern(r"\s*<atem:invoke\b[^>]*?\bname=\"@NAME@\">"), _MUSE),),
+        (CallHead(_pattern(r"\s*<atem:invoke\b[^>]*?\bname=\"@NAME@\">"), _MUSE),),
         closing="</atem:invoke>",
     ),
     "kimi_k3": CallForm(
         (
-            Head(_pattern(_KIMI_CALL + r"<\|open\|>json(?:(?!<\|sep\|>).)*<\|sep\|>\s*(?=\{)")),
-            Head(_pattern(_KIMI_CALL + r"(?=<\|open\|>argument\b|<\|close\|>call)"), _KIMI),
+            CallHead(_pattern(_KIMI_CALL + r"<\|open\|>json(?:(?!<\|sep\|>).)*<\|sep\|>\s*(?=\{)")),
+            CallHead(_pattern(_KIMI_CALL + r"(?=<\|open\|>argument\b|<\|close\|>call)"), _KIMI),
         ),
         re.compile(r"\s*(?:<\|close\|>json<\|sep\|>)?\s*(?:<\|close\|>call<\|sep\|>)?\s*"),
         closing="<|close|>call<|sep|>",
         masked="<|close|>call<|sep|>",
     ),
     "pythonic": CallForm(
-        (Head(_pattern(r"\s*\[?\s*@NAME@\("), _PYTHON),),
+        (CallHead(_pattern(r"\s*\[?\s*@NAME@\("), _PYTHON),),
         re.compile(r"\s*[,\]]?\s*"),
         opening="[",
         closing=")]",
     ),
-    "gemma4": CallForm((Head(_pattern(r"\s*call:@NAME@\{"), _GEMMA),), closing="}"),
+    "gemma4": CallForm((CallHead(_pattern(r"\s*call:@NAME@\{"), _GEMMA),), closing="}"),
     "function_gemma": CallForm(
-        (Head(_pattern(r"\s*call:@NAME@\{"), _FUNCTION_GEMMA),), closing="}", masked="}"
+        (CallHead(_pattern(r"\s*call:@NAME@\{"), _FUNCTION_GEMMA),), closing="}", masked="}"
     ),
 }

@@ -43,7 +43,8 @@ class DelimitedItems:
         self.text = self.written = ""
         self.ended = False
         self._syntax = syntax
-        # Where the search for the closing tag goes on; None outside of arguments.
+        # The index in ``text`` at which the search for the closing tag continues; None outside of
+        # arguments.
         self._searched: int | None = None
 
     @property

@@ -14,7 +14,7 @@ from chairlift.api.chat.call_arguments import (
     JsonArguments,
     encode,
 )
-from chairlift.api.chat.call_forms import JSON_HEAD, CallForm, Head
+from chairlift.api.chat.call_forms import JSON_HEAD, CallForm, CallHead
 from chairlift.api.chat.call_items import ItemConverter, splitter
 from chairlift.api.chat.json_text import ObjectText
 from chairlift.api.text.alarm import within
@@ -163,7 +163,7 @@ class NativeCallParser:
         self._arguments = self._new_arguments(head, match)
         return True
 
-    def _new_arguments(self, head: Head, match: re.Match[str]) -> ArgumentText:
+    def _new_arguments(self, head: CallHead, match: re.Match[str]) -> ArgumentText:
         if head.items is None:
             return JsonArguments()
         assert self._form is not None

@@ -6,10 +6,12 @@ The Messages and Responses APIs reply with lists of such sections.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from chairlift.api.text.choice import CallDelta, CallOpening, OutputDelta
 from chairlift.api.text.logprobs import Scored
+
+E = TypeVar("E")
 
 
 class Section(Protocol):
@@ -32,6 +34,22 @@ class Writer(Protocol):
     def text(self) -> Section: ...
 
     def call(self, opening: CallOpening) -> Section: ...
+
+
+class EventQueue(Generic[E]):
+    """A writer's events that the reply's stream has not sent yet."""
+
+    def __init__(self) -> None:
+        self._events: list[E] = []
+
+    def emit(self, event: E) -> None:
+        """Queues the next event."""
+        self._events.append(event)
+
+    def take(self) -> list[E]:
+        """Removes and returns the queued events."""
+        events, self._events = self._events, []
+        return events
 
 
 class Sections:

@@ -79,12 +79,12 @@ def run(options: argparse.Namespace) -> int:
 def _act(options: argparse.Namespace, config: ClusterConfig | None) -> None:
     from chairlift.api.cluster import deploy
 
-    place = deploy.Place(
+    destination = deploy.Destination(
         *(options.address, options.name, options.route_prefix, options.host, options.port)
     )
     try:
         if config is not None:
-            deploy.deploy(config, place, lambda line: print(line, flush=True))
+            deploy.deploy(config, destination, lambda line: print(line, flush=True))
             print(f"{options.name} serves {', '.join(m.served_name for m in config.models)}")
         elif options.action == "status":
             lines = deploy.status(options.address)

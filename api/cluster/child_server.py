@@ -21,7 +21,7 @@ from chairlift.api.cluster.forwarding import ForwardedRequest, ReplicaLost, Repl
 _MODULE = "chairlift.api.cli.serve_child"
 _LOOPBACK = "127.0.0.1"
 _POLL_SECONDS = 0.2
-# What a server that works takes for /health and /metrics, with time to spare on a busy machine.
+# A working server answers /health and /metrics within this time, even on a busy machine.
 _ANSWER_SECONDS = 20.0
 _KEPT_LINES = 5
 _LINE_BYTES = 1 << 16

@@ -33,8 +33,8 @@ _RESERVED: Mapping[str, str] = {
     "metrics-host": "replicas serve /metrics on their own port",
     "no-ui": "replicas never serve the page",
 }
-# What a server may take beyond its drain, for writing prefixes (docs/guides/operations.md), and a
-# little more for its processes to end.
+# The seconds that a server may take after its drain: to write prefixes (docs/guides/operations.md),
+# and a little more for its processes to end.
 AFTER_DRAIN_SECONDS = 20.0
 _FLAG = re.compile(r"[a-z][a-z0-9-]*")
 
@@ -51,11 +51,11 @@ class _Strict(BaseModel):
 
 
 class Autoscaling(_Strict):
-    """When a deployment gets more or fewer replicas.
+    """The conditions under which a deployment gets more or fewer replicas.
 
     Attributes:
         min_replicas: at least 1, so that a request never waits for a model to load.
-        max_replicas: at most so many.
+        max_replicas: the most replicas.
         target_ongoing_requests: the requests that one replica should have, running or waiting.
         target_kv_usage: the fraction of its KV memory that a replica should use.
         upscale_delay_s: how long more replicas must be wanted before they start.

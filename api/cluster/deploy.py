@@ -31,8 +31,8 @@ class ClusterError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where an application is deployed.
+class Destination:
+    """The place in Ray at which an application is deployed.
 
     Attributes:
         address: Ray's: "auto" for the cluster of this machine, HOST:PORT, or ray://HOST:PORT.
@@ -48,21 +48,21 @@ class Place:
     port: int
 
 
-def deploy(config: ClusterConfig, place: Place, say: Callable[[str], None]) -> None:
+def deploy(config: ClusterConfig, destination: Destination, say: Callable[[str], None]) -> None:
     """Deploys an application and waits until it runs; ``say`` gets a line for each change.
 
     Raises:
         ClusterError: Ray cannot be reached, or the application does not start.
     """
-    with _connection(place.address):
+    with _connection(destination.address):
         try:
-            serve.start(http_options={"host": place.host, "port": place.port})
-            target = RunTarget(application(config), place.name, place.route_prefix)
+            serve.start(http_options={"host": destination.host, "port": destination.port})
+            target = RunTarget(application(config), destination.name, destination.route_prefix)
             run_many([target], wait_for_applications_running=False)
         except (RayServeException, ValueError) as error:
             raise ClusterError(one_line(str(error))) from error
         said: list[str] = []
-        while (state := serve.status().applications.get(place.name)) is not None:
+        while (state := serve.status().applications.get(destination.name)) is not None:
             for line in _lines(state):
                 if line not in said:
                     say(line)
@@ -73,7 +73,7 @@ def deploy(config: ClusterConfig, place: Place, say: Callable[[str], None]) -> N
                 messages = [state.message, *(each.message for each in state.deployments.values())]
                 raise ClusterError(failure_reason(messages))
             time.sleep(_POLL_SECONDS)
-        raise ClusterError(f"the application {place.name!r} was deleted while it started")
+        raise ClusterError(f"the application {destination.name!r} was deleted while it started")
 
 
 def status(address: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""What travels between the ingress and a replica: a whole request, and a reply in pieces."""
+"""The messages between the ingress and a replica: a whole request, and a reply in pieces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ingress reads of a request's body: its model, its prompt, and whether it needs state."""
+"""Reads a request's body for the ingress: its model, its prompt, and whether it needs state."""
 
 from __future__ import annotations
 

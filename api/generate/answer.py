@@ -43,7 +43,7 @@ class FinishedCall(NamedTuple):
 
 
 @dataclass(slots=True)
-class FinishedChoice:
+class AnsweredChoice:
     """A finished choice: its index in the reply, and its ``deltas`` in order."""
 
     index: int
@@ -108,7 +108,7 @@ class ReplyFormatter(Protocol):
         """The chunks that end a failed stream."""
         ...
 
-    def full_reply(self, choices: Sequence[FinishedChoice], usage: Usage) -> msgspec.Struct:
+    def full_reply(self, choices: Sequence[AnsweredChoice], usage: Usage) -> msgspec.Struct:
         """The body of the reply to a request that does not stream."""
         ...
 
@@ -138,11 +138,11 @@ async def answer(
 
 
 async def _complete_reply(generation: Generation, formatter: ReplyFormatter) -> web.Response:
-    choices: dict[int, FinishedChoice] = {}
+    choices: dict[int, AnsweredChoice] = {}
     async with aclosing(generation.deltas()) as steps:
         async for deltas in steps:
             for delta in deltas:
-                choices.setdefault(delta.choice, FinishedChoice(delta.choice)).deltas.append(delta)
+                choices.setdefault(delta.choice, AnsweredChoice(delta.choice)).deltas.append(delta)
     ordered = [choices[index] for index in sorted(choices)]
     make = partial(formatter.full_reply, ordered, generation.usage())
     return json_response(await _formatted(generation, make))

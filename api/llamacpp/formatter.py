@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from chairlift.api.errors import Problem
-from chairlift.api.generate.answer import FinishedChoice
+from chairlift.api.generate.answer import AnsweredChoice
 from chairlift.api.generate.generation import Generation
 from chairlift.api.http.sse import Framing
 from chairlift.api.llamacpp.replies import LlamaInfill, LlamaInfillPiece, LlamaTimings
@@ -36,7 +36,7 @@ class InfillFormatter:
     def failure(self, problem: Problem) -> Sequence[msgspec.Struct]:
         return [problem.reply()]
 
-    def full_reply(self, choices: Sequence[FinishedChoice], usage: Usage) -> msgspec.Struct:
+    def full_reply(self, choices: Sequence[AnsweredChoice], usage: Usage) -> msgspec.Struct:
         [choice] = choices
         return self._reply(choice.text, usage)
 

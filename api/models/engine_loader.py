@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 class LoaderTools(NamedTuple):
-    """What the loaders of all models share.
+    """The tools that the loaders of all models share.
 
     Attributes:
         supervision: the limits for engines that hang or fail.

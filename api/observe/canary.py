@@ -27,7 +27,7 @@ from chairlift.metrics.recorder import Recorder
 
 logger = logging.getLogger(__name__)
 
-# A replay compares at most the first so many output tokens.
+# A replay compares at most the first this many output tokens.
 MAX_TOKENS = 1024
 # A waiting replay checks at this interval whether the engine is idle.
 POLL_SECONDS = 0.1

@@ -19,7 +19,7 @@ from chairlift.api.errors import TooManyWatchers
 from chairlift.api.observe.history import INTERVAL_SECONDS, History, Moment
 from chairlift.api.observe.live_state import (
     Facts,
-    KVMemory,
+    KVUsage,
     Latency,
     LiveState,
     ModelState,
@@ -172,7 +172,7 @@ class Watcher:
             *history.paces(now),
             _latency(minute.ttft),
             _latency(minute.itl),
-            KVMemory(
+            KVUsage(
                 *(stats.kv_used_bytes, stats.kv_reserved_bytes, stats.prefix_bytes),
                 _kv_limit(models),
             ),

@@ -58,7 +58,7 @@ class Latency(msgspec.Struct):
     p99: float
 
 
-class KVMemory(msgspec.Struct):
+class KVUsage(msgspec.Struct):
     """KV memory in bytes.
 
     Attributes:
@@ -144,6 +144,6 @@ class LiveState(msgspec.Struct):
     prefilled_pace: float
     ttft: Latency | None
     itl: Latency | None
-    kv: KVMemory
+    kv: KVUsage
     prefixes: PrefixQueries
     requests: list[RecentRequest]

@@ -13,9 +13,9 @@ import msgspec
 from msgspec import UNSET
 
 from chairlift.api.chat.json_text import is_complete_object
-from chairlift.api.chat.sections import Sections
+from chairlift.api.chat.sections import EventQueue, Sections
 from chairlift.api.errors import Problem
-from chairlift.api.generate.answer import FinishedChoice
+from chairlift.api.generate.answer import AnsweredChoice
 from chairlift.api.generate.generation import Generation
 from chairlift.api.http.sse import NDJSON
 from chairlift.api.ollama.errors import error_of
@@ -80,7 +80,7 @@ class _OllamaFormatter(ABC):
     def failure(self, problem: Problem) -> Sequence[msgspec.Struct]:
         return [error_of(problem, self._generation.id)]
 
-    def full_reply(self, choices: Sequence[FinishedChoice], usage: Usage) -> msgspec.Struct:
+    def full_reply(self, choices: Sequence[AnsweredChoice], usage: Usage) -> msgspec.Struct:
         [choice] = choices
         parts = [part for delta in choice.deltas for part in self._parts(delta)]
         whole = Part(
@@ -136,11 +136,11 @@ class GenerateFormatter(_OllamaFormatter):
         )
 
 
-class _PartWriter:
+class _PartWriter(EventQueue[Part]):
     """Collects the parts of a reply; see ``chat.sections.Writer``."""
 
     def __init__(self) -> None:
-        self.parts: list[Part] = []
+        super().__init__()
         self.num_calls = 0
 
     def thought(self) -> _TextSection:
@@ -152,11 +152,6 @@ class _PartWriter:
     def call(self, opening: CallOpening) -> _CallSection:
         return _CallSection(self, opening)
 
-    def take(self) -> list[Part]:
-        """Removes and returns the parts so far."""
-        parts, self.parts = self.parts, []
-        return parts
-
 
 class _TextSection:
     def __init__(self, writer: _PartWriter, kind: Literal["text", "thinking"]) -> None:
@@ -166,7 +161,7 @@ class _TextSection:
     def add(self, text: str, scored: list[Scored] | None) -> None:
         part = Part(scored=scored or [])
         setattr(part, self._kind, text)
-        self._writer.parts.append(part)
+        self._writer.emit(part)
 
     def close(self, cut: bool) -> None:
         pass
@@ -195,10 +190,10 @@ class _CallSection:
             raw = msgspec.Raw(arguments.replace("\n", " ").replace("\r", " ").encode())
             function = OllamaCallFunction(self._writer.num_calls, name, raw)
             self._writer.num_calls += 1
-            self._writer.parts.append(Part(calls=[OllamaCall(identity, function)]))
+            self._writer.emit(Part(calls=[OllamaCall(identity, function)]))
         elif not cut:
             text = f'{{"name": "{name}", "arguments": {arguments}'
-            self._writer.parts.append(Part(text))
+            self._writer.emit(Part(text))
 
 
 def now() -> datetime:

@@ -94,7 +94,7 @@ def _root(service: Service) -> Path:
 
 
 def adapter_card(model: ServedModel) -> ModelCard:
-    """What /v1/models says about a model with an adapter."""
+    """The entry in /v1/models of a model with an adapter."""
     assert model.adapter is not None
     assert model.base is not None
     context = model.info.max_context

@@ -9,7 +9,7 @@ from aiohttp import web
 from msgspec import UNSET
 
 from chairlift.api.chat.prepare import prepare
-from chairlift.api.generate.answer import FinishedChoice, answer
+from chairlift.api.generate.answer import AnsweredChoice, answer
 from chairlift.api.generate.body import read
 from chairlift.api.generate.generation import Generation
 from chairlift.api.openai.formatter import ChunkFormatter
@@ -63,7 +63,7 @@ class _ChatFormatter(ChunkFormatter[ChatChunkChoice]):
             chunks.append(ChatChunkChoice(index, ChatDelta(), finish_reason=finish))
         return [self._chunk([chunk]) for chunk in chunks]
 
-    def full_reply(self, choices: Sequence[FinishedChoice], usage: Usage) -> msgspec.Struct:
+    def full_reply(self, choices: Sequence[AnsweredChoice], usage: Usage) -> msgspec.Struct:
         return ChatCompletion(
             self._generation.id,
             self._generation.created,
@@ -95,7 +95,7 @@ class _ChatFormatter(ChunkFormatter[ChatChunkChoice]):
         return chat_logprobs(scored, self._generation.model.vocabulary)
 
 
-def _message(choice: FinishedChoice) -> ChatMessage:
+def _message(choice: AnsweredChoice) -> ChatMessage:
     calls = [
         ToolCallReply(call.id, FunctionCallReply(call.name, call.arguments))
         for call in choice.calls

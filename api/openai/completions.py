@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 from aiohttp import web
 
-from chairlift.api.generate.answer import FinishedChoice, answer
+from chairlift.api.generate.answer import AnsweredChoice, answer
 from chairlift.api.generate.body import read
 from chairlift.api.generate.continuation import prepare_continuation
 from chairlift.api.generate.generation import Generation
@@ -69,7 +69,7 @@ class _CompletionFormatter(ChunkFormatter[CompletionChoice]):
             chunks.append(CompletionChoice(index, "", finish_reason=finish))
         return [self._chunk([chunk]) for chunk in chunks]
 
-    def full_reply(self, choices: Sequence[FinishedChoice], usage: Usage) -> msgspec.Struct:
+    def full_reply(self, choices: Sequence[AnsweredChoice], usage: Usage) -> msgspec.Struct:
         reply = self._chunk(
             [
                 CompletionChoice(
@@ -115,7 +115,7 @@ class _CompletionFormatter(ChunkFormatter[CompletionChoice]):
             )
         return self._echoed[prompt]
 
-    def _all_logprobs(self, choice: FinishedChoice) -> CompletionLogprobs | None:
+    def _all_logprobs(self, choice: AnsweredChoice) -> CompletionLogprobs | None:
         output = self._logprobs(choice.index, choice.scored)
         prompt = self._prompt_logprobs(choice.index)
         return output if output is None or prompt is None else joined(prompt, output)

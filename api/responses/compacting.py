@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from chairlift.api.errors import GenerationFailed, Problem
-from chairlift.api.generate.answer import FinishedChoice
+from chairlift.api.generate.answer import AnsweredChoice
 from chairlift.api.generate.generation import Generation
 from chairlift.api.http.sse import RESPONSES
 from chairlift.api.responses.compaction import sealed
@@ -82,7 +82,7 @@ class CompactionFormatter:
     def failure(self, problem: Problem) -> Sequence[msgspec.Struct]:
         return ()
 
-    def full_reply(self, choices: Sequence[FinishedChoice], usage: Usage) -> msgspec.Struct:
+    def full_reply(self, choices: Sequence[AnsweredChoice], usage: Usage) -> msgspec.Struct:
         [choice] = choices
         summary = choice.text.strip()
         if not summary:

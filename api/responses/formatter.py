@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from chairlift.api.chat.sections import Sections
 from chairlift.api.errors import Problem
-from chairlift.api.generate.answer import FinishedChoice
+from chairlift.api.generate.answer import AnsweredChoice
 from chairlift.api.http.sse import RESPONSES
 from chairlift.api.responses.events import (
     Completed,
@@ -90,7 +90,7 @@ class ResponseFormatter:
         self._writer.emit(Failed(self._response))
         return [*opening, *self._writer.take()]
 
-    def full_reply(self, choices: Sequence[FinishedChoice], usage: Usage) -> msgspec.Struct:
+    def full_reply(self, choices: Sequence[AnsweredChoice], usage: Usage) -> msgspec.Struct:
         [choice] = choices
         for delta in choice.deltas:
             self.chunks(delta)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from chairlift.api.chat.json_text import is_complete_object
+from chairlift.api.chat.sections import EventQueue
 from chairlift.api.responses.events import (
     ArgumentsDelta,
     ArgumentsDone,
@@ -35,7 +36,7 @@ from chairlift.api.text.logprobs import Scored
 Logprobs = Callable[[list[Scored] | None], list[TokenLogprob]]
 
 
-class OutputWriter:
+class OutputWriter(EventQueue[Event]):
     """Begins output items, and appends each to ``output`` when it is complete.
 
     ``logprobs`` converts scored tokens to log-probabilities for the client. ``emitted`` counts the
@@ -43,10 +44,10 @@ class OutputWriter:
     """
 
     def __init__(self, output: list[OutputItem], logprobs: Logprobs) -> None:
+        super().__init__()
         self.output = output
         self.logprobs = logprobs
         self.emitted = 0
-        self._events: list[Event] = []
 
     def thought(self) -> _Thought:
         """Begins a reasoning item."""
@@ -64,12 +65,7 @@ class OutputWriter:
         """Numbers the next event and queues it."""
         event.sequence_number = self.emitted
         self.emitted += 1
-        self._events.append(event)
-
-    def take(self) -> list[Event]:
-        """Removes and returns the queued events."""
-        events, self._events = self._events, []
-        return events
+        super().emit(event)
 
 
 def _status(cut: bool) -> ItemStatus:

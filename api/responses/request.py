@@ -19,9 +19,8 @@ from chairlift.api.schemas.sampling_defaults import (
     TopK,
     TopP,
 )
-from chairlift.api.schemas.schemas import MAX_SALT_CHARS
+from chairlift.api.schemas.schemas import MAX_SALT_CHARS, check_stream_options
 from chairlift.api.schemas.tools import Name
-from chairlift.engine.errors import RequestError
 from chairlift.engine.messages import MAX_PRIORITY, MAX_TOP_LOGPROBS
 
 LOGPROBS = "message.output_text.logprobs"
@@ -156,8 +155,7 @@ class ResponsesRequest(ResponsesPrompt):
 
     @model_validator(mode="after")
     def _options_need_a_stream(self) -> Self:
-        if self.stream_options is not None and not self.stream:
-            raise RequestError("stream_options needs stream to be true", "stream_options")
+        check_stream_options(self.stream, self.stream_options)
         return self
 
     @property

@@ -76,9 +76,14 @@ class GenerationRequest(Structured, EngineRequest):
 
     @model_validator(mode="after")
     def _options_need_a_stream(self) -> Self:
-        if self.stream_options is not None and not self.stream:
-            raise RequestError("stream_options needs stream to be true", "stream_options")
+        check_stream_options(self.stream, self.stream_options)
         return self
+
+
+def check_stream_options(stream: bool, options: Request | None) -> None:
+    """Raises RequestError if there are options for a stream, but no stream is requested."""
+    if options is not None and not stream:
+        raise RequestError("stream_options needs stream to be true", "stream_options")
 
 
 class Prediction(Request):

@@ -7,11 +7,9 @@ from typing import Any
 from chairlift.api.http.version import VERSION
 from chairlift.engine.messages import ModelInfo
 
-MAX_LINES = 6
-
 
 def banner_lines(name: str, info: ModelInfo, address: str, page: bool) -> list[str]:
-    """The banner as at most MAX_LINES lines of text.
+    """The banner as at most six lines of text.
 
     Args:
         name: the model's id in the API.

@@ -90,7 +90,7 @@ class Choice(ABC):
         """
 
     def count_drafts(self, output: TokenOutput, taken: int) -> None:
-        """Counts proposed tokens; ``taken``: of ``output``, the first so many tokens count."""
+        """Counts proposed tokens; accepted are only those of the first ``taken`` of ``output``."""
         accepted = min(output.accepted, taken)
         self.accepted += accepted
         self.rejected += output.accepted + output.rejected - accepted

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 # The value of --tool-parser for this format.
 HARMONY = "harmony"
-# What precedes a recipient that is one of the request's functions.
+# The prefix of a recipient that is one of the request's functions.
 NAMESPACE = "functions."
 CHANNEL, MESSAGE = "<|channel|>", "<|message|>"
 _START, _END, _CONSTRAIN = "<|start|>", "<|end|>", "<|constrain|>"

@@ -13,7 +13,7 @@ from chairlift.api.text.harmony import (
     may_be_header,
     parse_header,
 )
-from chairlift.api.text.splitter import Segment
+from chairlift.api.text.splitter import ReplyRules, Segment
 from chairlift.api.text.stream import Detokenizer
 
 # Between two messages of one kind.
@@ -21,20 +21,14 @@ _SEPARATOR = "\n\n"
 
 
 @dataclass(frozen=True)
-class HarmonyRules:
+class HarmonyRules(ReplyRules):
     """The format of a reply; the counterpart of ``splitter.Rules``.
 
     Attributes:
-        initial: the state in which a reply begins.
-        tokens: the format's tokens.
-        hidden: the other tokens that have no text outside of calls.
-        ends: the tokens with which the model ends a reply.
+        tokens: the format's tokens, which are not ``hidden``.
     """
 
-    initial: str
     tokens: HarmonyTokens
-    hidden: frozenset[int]
-    ends: frozenset[int]
 
     def splitter(
         self,
@@ -80,7 +74,7 @@ class HarmonySplitter:
         elif token in tokens.texts:
             yield from self._flush()
             yield from self._add_tag(token)
-        elif token not in self._hidden:
+        elif token not in self._rules.hidden_in(self.state):
             self._detokenizer.add_token(token)
             yield from self._pass_on(self._detokenizer.last_segment)
 
@@ -100,10 +94,6 @@ class HarmonySplitter:
             if not cut:
                 yield from self._enter(NORMAL)
                 yield from self._pass_on(header)
-
-    @property
-    def _hidden(self) -> frozenset[int]:
-        return self._rules.ends if self.state == CALL else self._rules.hidden
 
     def _flush(self) -> Iterator[Segment]:
         """Yields the text that the detokenizer has kept back."""

@@ -21,25 +21,38 @@ class Segment(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rules:
-    """The initial state of a reply and the tags that change its state.
+class ReplyRules:
+    """How a reply begins, and which of its tokens have no text.
 
     Attributes:
         initial: the state in which a reply begins.
-        token_tags: for each state, maps a tag that is a single token to the next state.
-        text_tags: for each state, the other tags, which ``machine`` finds in the text.
-        machine: mlx-lm's TextStateMachine.
         hidden: the tokens that have no text outside of calls.
         ends: the tokens with which the model ends a reply. In calls only these are hidden, because
             parsers need all other special tokens.
     """
 
     initial: str
+    hidden: frozenset[int]
+    ends: frozenset[int]
+
+    def hidden_in(self, state: str) -> frozenset[int]:
+        """The tokens that have no text in a state."""
+        return self.ends if state == CALL else self.hidden
+
+
+@dataclass(frozen=True)
+class Rules(ReplyRules):
+    """The tags that change the state of a reply.
+
+    Attributes:
+        token_tags: for each state, maps a tag that is a single token to the next state.
+        text_tags: for each state, the other tags, which ``machine`` finds in the text.
+        machine: mlx-lm's TextStateMachine.
+    """
+
     token_tags: Mapping[str, Mapping[int, str]]
     text_tags: Mapping[str, Sequence[str]]
     machine: Any
-    hidden: frozenset[int]
-    ends: frozenset[int]
 
     def splitter(
         self,
@@ -88,7 +101,7 @@ def rules(
     hidden = frozenset() if show_special else frozenset(special).union(ends).difference(shown)
     for state in {initial, *token_tags, *(target for _, _, target in transitions)}:
         edges.setdefault(state, [])
-    return Rules(initial, dict(token_tags), text_tags, TextStateMachine(edges), hidden, ends)
+    return Rules(initial, hidden, ends, dict(token_tags), text_tags, TextStateMachine(edges))
 
 
 class Splitter:
@@ -123,7 +136,7 @@ class Splitter:
                 yield Segment(target, "")
                 return
             self._enter(self.state)
-        if token in self._hidden:
+        if token in self._rules.hidden_in(self.state):
             return
         self._detokenizer.add_token(token)
         yield from self._split(self._detokenizer.last_segment)
@@ -153,10 +166,6 @@ class Splitter:
         self.state = state
         self._detokenizer = self._new_detokenizer()
         self._position = self._rules.machine.make_state(state)
-
-    @property
-    def _hidden(self) -> frozenset[int]:
-        return self._rules.ends if self.state == CALL else self._rules.hidden
 
     @property
     def _is_text(self) -> bool:

@@ -212,7 +212,7 @@ class Vocabulary:
         if tokens is None:
             return None
         hidden = frozenset() if show_special else self.hidden_ids.difference(tokens.texts)
-        return HarmonyRules(initial, tokens, hidden, frozenset(self.end_ids))
+        return HarmonyRules(initial, hidden, frozenset(self.end_ids), tokens)
 
     async def decode(self, tokens: Sequence[int]) -> str:
         """The text of token ids, including special tokens."""

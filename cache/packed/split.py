@@ -32,10 +32,10 @@ def anywhere(tokens: Numbers) -> AbstractContextManager[None]:
 
 @dataclass(frozen=True)
 class Places:
-    """Where the tokens of a part are, in the step and in the part's own call.
+    """The places of a part's tokens, in the step and in the part's own call.
 
     Attributes:
-        rows, length: its own call has ``length`` tokens of each of so many rows.
+        rows, length: the shape of its own call.
         tokens: ``[rows * length]``, the number in the step of each token of the call; padding
             repeats another token.
         columns: the numbers in the call of the tokens that are no padding; None: all.
@@ -104,7 +104,7 @@ def _range(numbers: Numbers) -> slice | None:
 def places(
     begins: Sequence[int], counts: Sequence[int], rows: int | None = None, tokens: int = 0
 ) -> Places:
-    """The places of rows that have so many consecutive tokens of a step.
+    """The places of rows that have consecutive tokens of a step.
 
     Args:
         begins: the number of each row's first token.
@@ -129,7 +129,7 @@ def places(
 
 
 class Joint:
-    """How the results of all parts are joined to those of the step's tokens.
+    """Joins the results of all parts to those of the step's tokens.
 
     Args:
         parts: each part's tokens.

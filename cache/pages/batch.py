@@ -10,7 +10,7 @@ import numpy as np
 from chairlift.cache.capacity import Capacity
 from chairlift.cache.pages.memory import PagedMemory
 from chairlift.cache.pages.page import PAGE_TOKENS, page_count
-from chairlift.cache.pages.piece import PagedPiece, Run
+from chairlift.cache.pages.piece import PagedPiece, PageRun
 from chairlift.cache.pages.rows import PageRows
 from chairlift.cache.pages.states import RowStates
 from chairlift.cache.ring import order_without
@@ -154,7 +154,7 @@ class PagedBatch:
     def extract(self, row: int, start: int = 0) -> Snapshot:
         """A row's cached tokens from ``start`` on, which stay in their pages, and its states."""
         stop = self.offsets[row]
-        runs: dict[int | None, Run] = {
+        runs: dict[int | None, PageRun] = {
             window: rows.run(row, start, stop) for window, rows in self.rows.items()
         }
         pieces = [

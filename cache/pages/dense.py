@@ -22,7 +22,7 @@ from chairlift.cache.pages.step import KindStep
 
 
 class DenseStep(NamedTuple):
-    """What all dense layers of a step have in common.
+    """The data that all dense layers of a step share.
 
     Attributes:
         offset: ``[tokens]`` int32, the position of each token.
@@ -42,7 +42,7 @@ class DenseStep(NamedTuple):
 
 @dataclass(frozen=True)
 class DenseRows:
-    """Where the tokens of some rows are, for all layers of a kind.
+    """The places of some rows' tokens, for all layers of a kind.
 
     Attributes:
         places: the rows' new tokens.
@@ -92,16 +92,16 @@ class DenseRows:
 
     @cached_property
     def held(self) -> mx.array:
-        """Which columns have a token, the new ones included: ``[rows, 1, columns, 1]``."""
+        """Whether each column has a token, the new ones included: ``[rows, 1, columns, 1]``."""
         return (self.columns < self.stops)[..., None]
 
     @cached_property
     def newest(self) -> mx.array:
-        """Which column has each row's last token, as ``held``."""
+        """Whether each column has its row's last token; the shape is that of ``held``."""
         return (self.columns == self.stops - 1)[..., None]
 
     def mask(self, window: int | None) -> mx.array:
-        """Which columns each token sees: ``[rows, 1, length, columns]``."""
+        """Whether each token sees each column: ``[rows, 1, length, columns]``."""
         position = (self.offset[:, None] + mx.arange(self.places.length))[:, :, None]
         seen = self.columns <= position
         if window is not None:
@@ -137,7 +137,7 @@ class DenseCache:
 
     @property
     def state(self) -> tuple[mx.array, ...]:
-        """What a call leaves behind beside its result: nothing but ``DenseStep.writes``."""
+        """Arrays to evaluate with a call's result: none; ``DenseStep.writes`` has its writes."""
         return ()
 
     def make_mask(

@@ -25,7 +25,7 @@ class KeysValues(NamedTuple):
 
 
 class Scoring(NamedTuple):
-    """What the scores of attention are made of, beside queries and keys.
+    """The parameters of attention's scores, besides queries and keys.
 
     Attributes:
         scale: their factor.

@@ -244,28 +244,19 @@ def paged_step(
         OutOfPages: there are too few pages.
     """
     counts = [[1] * len(band) for band in bands] if drafted is None else drafted
-    batches = [*zip(bands, counts, strict=True), *((batch, [new]) for batch, new in chunks)]
+    rows = list(zip(bands, counts, strict=True))
+    batches = [*rows, *((batch, [new]) for batch, new in chunks)]
     memory = batches[0][0].memory
     memory.effects = []
     for batch, new in batches:
         batch.grow(new)
-    rows = [
-        (offset, new)
-        for band, own in zip(bands, counts, strict=True)
-        for offset, new in zip(band.offsets, own, strict=True)
-    ]
-    rows += [(0, 1)] * padding
-    lists = {}
-    for window, pool in memory.pools.items():
-        pool.copies.dispatch()
-        own_lists = [batch.rows[window].lists for batch, _ in batches]
-        own_lists.insert(len(bands), PageLists.empty(padding))
-        lists[window] = PageLists.joined(own_lists)
-    own_chunks = [(batch.offsets[0], new) for batch, new in chunks]
-    further = [np.array(numbers, np.int32) for numbers in more]
-    forms = dict.fromkeys(memory.forms, memory.kernels.tile_table)
     numbers = step_numbers(
-        *(rows, own_chunks, lists, tail, row_limit, min_columns, alone, further, forms)
+        [*_places(rows), *[(0, 1)] * padding],
+        [(batch.offsets[0], new) for batch, new in chunks],
+        _page_lists(memory, bands, [batch for batch, _ in chunks], padding),
+        *(tail, row_limit, min_columns, alone),
+        [np.array(numbers, np.int32) for numbers in more],
+        dict.fromkeys(memory.forms, memory.kernels.tile_table),
     )
     kinds, uploads = numbers.on_device(upload(numbers.parts, memory.host))
     tokens = next(iter(kinds.values())).tokens
@@ -283,6 +274,23 @@ def paged_step(
     memory.forms |= dict.fromkeys(tokens.tiles)
     for batch, new in batches if drafted is None else batches[len(bands) :]:
         batch.advance(new)
+
+
+def _places(bands: Sequence[tuple[PagedBatch, Sequence[int]]]) -> list[tuple[int, int]]:
+    """The offset and the number of new tokens of each row."""
+    return [place for band, counts in bands for place in zip(band.offsets, counts, strict=True)]
+
+
+def _page_lists(
+    memory: PagedMemory, bands: Sequence[PagedBatch], chunks: Sequence[PagedBatch], padding: int
+) -> dict[int | None, PageLists]:
+    """The pages of a step's rows and chunks in each pool, whose pending copies are dispatched."""
+    lists = {}
+    for window, pool in memory.pools.items():
+        pool.copies.dispatch()
+        rows, prompts = ([each.rows[window].lists for each in part] for part in (bands, chunks))
+        lists[window] = PageLists.joined([*rows, PageLists.empty(padding), *prompts])
+    return lists
 
 
 def _step_rows(

@@ -13,7 +13,7 @@ from chairlift.cache.pages.pool import Page, page_of
 from chairlift.cache.snapshot import AttentionPiece, KVPiece
 
 
-class Run(NamedTuple):
+class PageRun(NamedTuple):
     """The tokens at the positions ``[start, stop)`` of a sequence, in consecutive pages.
 
     Attributes:
@@ -26,15 +26,15 @@ class Run(NamedTuple):
     start: int
     stop: int
 
-    def part(self, start: int, stop: int) -> Run:
+    def part(self, start: int, stop: int) -> PageRun:
         """The tokens at ``[start, stop)``, which must be a part of this."""
         if start == stop:
-            return Run((), start, start, start)
+            return PageRun((), start, start, start)
         first = page_of(self.start)
         pages = self.pages[page_of(start) - first : page_count(stop) - first]
-        return Run(pages, max(self.oldest, PAGE_TOKENS * page_of(start)), start, stop)
+        return PageRun(pages, max(self.oldest, PAGE_TOKENS * page_of(start)), start, stop)
 
-    def followed_by(self, later: Run) -> Run | None:
+    def followed_by(self, later: PageRun) -> PageRun | None:
         """Both runs as one, which needs no copy; None if a page of the later one lacks tokens.
 
         The run that ends within a page and the one that begins there may have different pages for
@@ -44,12 +44,12 @@ class Run(NamedTuple):
         if not self.pages or not later.pages:
             return later if not self.pages else self
         if self.stop % PAGE_TOKENS == 0:
-            return Run((*self.pages, *later.pages), self.oldest, self.start, later.stop)
+            return PageRun((*self.pages, *later.pages), self.oldest, self.start, later.stop)
         border = PAGE_TOKENS * page_of(self.stop)
         if self.pages[-1] is not later.pages[0] and later.oldest > max(border, self.start):
             return None
         oldest = self.oldest if len(self.pages) > 1 else max(self.oldest, later.oldest)
-        return Run((*self.pages[:-1], *later.pages), oldest, self.start, later.stop)
+        return PageRun((*self.pages[:-1], *later.pages), oldest, self.start, later.stop)
 
 
 class PagedPiece(AttentionPiece):
@@ -62,7 +62,7 @@ class PagedPiece(AttentionPiece):
 
     __slots__ = ("layer", "run")
 
-    def __init__(self, layer: LayerPages, run: Run) -> None:
+    def __init__(self, layer: LayerPages, run: PageRun) -> None:
         self.layer = layer
         self.run = run
 
@@ -100,7 +100,7 @@ class PagedPiece(AttentionPiece):
         return self.layer.get(run.pages, run.start % PAGE_TOKENS, self.tokens)
 
     def followed_by(self, later: Sequence[AttentionPiece]) -> PagedPiece | None:
-        run: Run | None = self.run
+        run: PageRun | None = self.run
         for piece in later:
             if not isinstance(piece, PagedPiece) or piece.layer is not self.layer or run is None:
                 return None

@@ -9,7 +9,7 @@ import numpy as np
 
 from chairlift.cache.pages.page import PAGE_TOKENS, doubled, page_count
 from chairlift.cache.pages.page_table import PageLists
-from chairlift.cache.pages.piece import Run
+from chairlift.cache.pages.piece import PageRun
 from chairlift.cache.pages.pool import Page, PagePool, page_of
 from chairlift.cache.pages.upload import Numbers
 
@@ -114,13 +114,13 @@ class PageRows:
         del pages.pages[max(0, page_count(stop) - pages.first) :]
         self._count(row)
 
-    def run(self, row: int, start: int, stop: int) -> Run:
+    def run(self, row: int, start: int, stop: int) -> PageRun:
         """The newest tokens of ``[start, stop)`` that the row has, shared by reference."""
         pages = self._rows[row]
-        whole = Run(tuple(pages.pages), pages.oldest, pages.oldest, stop)
+        whole = PageRun(tuple(pages.pages), pages.oldest, pages.oldest, stop)
         return whole.part(max(start, pages.oldest), stop)
 
-    def adopt(self, row: int, run: Run) -> Page | None:
+    def adopt(self, row: int, run: PageRun) -> Page | None:
         """Gives an empty row the pages of a run. It must own its last page to append to it.
 
         Returns:

@@ -1,11 +1,11 @@
-"""Which prompts of a step share a call of a layer that is called part by part."""
+"""Decides which prompts of a step share a call of a layer that is called part by part."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
 
-# A call costs about as much as computing so many tokens of padding: a GPU's host launches some
+# A call costs about as much as computing this many tokens of padding: a GPU's host launches some
 # hundred operations for it.
 CALL_TOKENS = 256
 

@@ -21,7 +21,7 @@ States = Sequence[Slots]
 
 
 class Line(NamedTuple):
-    """Where a row's states are: a line of the arrays of all layers."""
+    """The place of a row's states: a line of the arrays of all layers."""
 
     states: States
     number: int

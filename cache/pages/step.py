@@ -56,7 +56,7 @@ class StepSizes(NamedTuple):
 
 
 class TileTable(NamedTuple):
-    """What a device's kernels make of a step's tokens, for one form of layers; on the host.
+    """A step's tokens divided into tiles for a device's kernels, for a form of layers; on the host.
 
     Attributes:
         table: for the kernels.
@@ -104,7 +104,7 @@ class StepTokens:
         sizes: how many there are.
         arrays: the tokens' numbers.
         chunks: the chunks: those of prompts, and rows with several tokens that are computed as one.
-        tiles: what a device's kernels make of the tokens of a step with chunks, by form of layers.
+        tiles: the tiles of a step with chunks, by form of layers.
     """
 
     sizes: StepSizes

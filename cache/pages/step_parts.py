@@ -27,13 +27,13 @@ from chairlift.cache.pages.states import RowStates, StateForms, States
 from chairlift.cache.pages.step import StepSizes
 from chairlift.cache.state import StateLayer
 
-# Prompts of up to so many new tokens share a call; then of up to twice as many, and so on.
+# Prompts of up to this many new tokens share a call; then of up to twice as many, and so on.
 SHARED_TOKENS = 64
 # Prompts with more tokens in all have calls of their own in dense attention, because a model may
 # keep the scores of a call.
 SHARED_COLUMNS = 4096
-# Rows have one call in dense attention, as wide as the longest of them, if this makes at most so
-# many times as many columns as calls for rows of similar lengths.
+# In dense attention, all rows share one call, as wide as the longest row, unless it has more than
+# this many times the columns of separate calls for rows of similar lengths.
 MAX_WASTE = 4
 
 # The key of the only group of rows.
@@ -107,7 +107,7 @@ class Group(NamedTuple):
         places: their tokens.
         mask: ``[rows, length]``, which tokens of the call are no padding; None: all, or the layers
             do not regard it.
-        lengths: ``[rows]``, how many; None as ``mask``.
+        lengths: ``[rows]``, the number of such tokens; None where ``mask`` is None.
         before: the states before the step.
     """
 
@@ -137,7 +137,7 @@ class StepParts:
         self._tokens = sizes.tokens
         self._column_limit = sizes.column_limit
         self.division = division
-        # Of each group, the layers' caches after the last model call; and how to repeat calls.
+        # By group: the layers' caches after the last model call, and functions that repeat it.
         self._called: list[list[StateLayer]] = []
         self._again: list[list[Again]] = []
 
@@ -216,7 +216,7 @@ class StepParts:
 
     @property
     def recur(self) -> bool:
-        """Whether the step has the form of all steps with so many rows of one token each."""
+        """Whether all steps with this number of rows, of one token each, have this step's form."""
         known = self._forms.known
         even = self._is_even or not self.division.dense
         return known and even and len(self._rows) == 1 and max(self._rows[0].counts) == 1

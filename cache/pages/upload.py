@@ -68,7 +68,7 @@ class HostBuffers:
         self._rings: dict[int, deque[HostBuffer]] = {}
 
     def take(self, size: int) -> HostBuffer:
-        """The buffer for so many numbers that was taken the longest time ago."""
+        """The buffer with room for ``size`` numbers that was taken the longest time ago."""
         capacity = max(MIN_NUMBERS, 1 << (size - 1).bit_length())
         ring = self._rings.setdefault(capacity, deque())
         if len(ring) < BUFFERS:

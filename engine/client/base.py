@@ -93,7 +93,7 @@ class BaseEngineClient:
     @property
     def accepts(self) -> bool:
         """See ``interface.EngineClient.accepts``."""
-        return self.unhealthy is None
+        return self.info is not None and self.dead is None
 
     @property
     def unfinished(self) -> int:

@@ -28,7 +28,7 @@ class Isolation:
 
     @property
     def alone(self) -> Stream | None:
-        """The suspect whose turn it is."""
+        """The suspect that must run alone now; None if there is none."""
         return self._quarantine.alone
 
     def crashed(self, computing: Sequence[Stream], killed: bool) -> Stream | None:

@@ -16,8 +16,8 @@ VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 DeviceKind = Literal["cpu", "cuda", "metal"]
 
 
-class Place(NamedTuple):
-    """What one replica gets.
+class ReplicaPlace(NamedTuple):
+    """One replica's share of the host.
 
     Attributes:
         device: a name that replicas on the same device share.
@@ -30,7 +30,7 @@ class Place(NamedTuple):
     environment: Mapping[str, str]
 
 
-def places(config: EngineConfig, kind: DeviceKind, visible: Sequence[str]) -> list[Place]:
+def places(config: EngineConfig, kind: DeviceKind, visible: Sequence[str]) -> list[ReplicaPlace]:
     """A place for each replica.
 
     Sizes of the device's memory are divided among the replicas on it, sizes of the host's memory
@@ -47,7 +47,7 @@ def places(config: EngineConfig, kind: DeviceKind, visible: Sequence[str]) -> li
     devices = _devices(config, kind, visible)
     sharing = Counter(devices)
     return [
-        Place(
+        ReplicaPlace(
             device,
             _part(config, number, sharing[device]),
             {VISIBLE_DEVICES: device} if kind == "cuda" else {},

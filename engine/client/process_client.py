@@ -114,11 +114,6 @@ class ProcessClient(BaseEngineClient):
             return f"the engine is being restarted: {self._last_end}"
         return super().unhealthy
 
-    @property
-    def accepts(self) -> bool:
-        """See ``interface.EngineClient.accepts``."""
-        return self.info is not None and self.dead is None
-
     async def start(self, on_progress: OnProgress = silent) -> ModelInfo:
         """See ``interface.EngineClient.start``."""
         remove_abandoned()
@@ -224,7 +219,7 @@ class ProcessClient(BaseEngineClient):
                 return _End("start", self._start_error or description)
             self._ready.clear()
             if not self._stopping.is_set():
-                self._sort_after_crash(engine, killed=code == -signal.SIGKILL)
+                self._requeue_after_crash(engine, killed=code == -signal.SIGKILL)
             steady = time.monotonic() - self._served_since > STEADY_SECONDS
             return _End("hang" if hangs else "crash", description, steady)
         finally:
@@ -271,8 +266,8 @@ class ProcessClient(BaseEngineClient):
         if not self._stopping.is_set():
             self.on_restart(end.reason)
 
-    def _sort_after_crash(self, engine: EngineProcess, killed: bool) -> None:
-        """After a crash: ends replays, and prepares all other requests for another engine."""
+    def _requeue_after_crash(self, engine: EngineProcess, killed: bool) -> None:
+        """Ends replays, and queues all other requests for the next engine."""
         for replay in [stream for stream in self._streams.values() if stream.replay]:
             replay.give_up("the engine died while it was computing this replay")
         scheduled = engine.computing

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import msgspec
 
-from chairlift.engine.client.placement import Place
+from chairlift.engine.client.placement import ReplicaPlace
 from chairlift.engine.client.process_client import ProcessClient
 from chairlift.engine.client.stream import Stream
 from chairlift.engine.client.supervision import Supervision
@@ -53,7 +53,7 @@ class Replica(ProcessClient):
     def __init__(
         self,
         number: int,
-        place: Place,
+        place: ReplicaPlace,
         source: ModelSource,
         log_level: str,
         log_format: LogFormat,

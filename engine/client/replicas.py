@@ -10,11 +10,11 @@ from functools import partial
 from chairlift.engine.client.base import BaseEngineClient
 from chairlift.engine.client.combined import Levels, combined_info
 from chairlift.engine.client.isolation import Isolation
-from chairlift.engine.client.placement import Place
+from chairlift.engine.client.placement import ReplicaPlace
 from chairlift.engine.client.prefix_index import BLOCK, MAX_BLOCKS
 from chairlift.engine.client.process_client import RestartReason, convict
 from chairlift.engine.client.replica import Replica
-from chairlift.engine.client.routing import Load, Router
+from chairlift.engine.client.routing import ReplicaLoad, Router
 from chairlift.engine.client.stream import Stream
 from chairlift.engine.client.supervision import Supervision
 from chairlift.engine.hub.source import ModelSource
@@ -47,7 +47,7 @@ class ReplicaClient(BaseEngineClient):
 
     def __init__(
         self,
-        places: Sequence[Place],
+        places: Sequence[ReplicaPlace],
         source: ModelSource,
         log_level: str = "info",
         log_format: LogFormat = "text",
@@ -82,11 +82,6 @@ class ReplicaClient(BaseEngineClient):
         """See ``interface.EngineClient.degraded``."""
         reasons = ((r.number, r.unhealthy) for r in self.replicas)
         return "; ".join(f"replica {n}: {why}" for n, why in reasons if why is not None) or None
-
-    @property
-    def accepts(self) -> bool:
-        """See ``interface.EngineClient.accepts``."""
-        return self.info is not None and self.dead is None
 
     @property
     def unfinished(self) -> int:
@@ -234,7 +229,7 @@ class ReplicaClient(BaseEngineClient):
         ready = [r for r in self._isolation.allowed(stream) if r.ready and _holds(r, stream)]
         return [r for r in ready if r.unhealthy is None] or ready
 
-    def _load(self, replica: Replica, priority: int) -> Load:
+    def _load(self, replica: Replica, priority: int) -> ReplicaLoad:
         """A replica's work ahead of a new request of this class."""
         assert replica.info is not None
         latest, rows = self._levels.latest(replica.number), replica.info.max_rows
@@ -242,7 +237,7 @@ class ReplicaClient(BaseEngineClient):
             rows = max(1, latest.running)
         forecast = replica.forecast
         prompt, output = forecast.waiting_prompt(priority), forecast.expected_output
-        return Load(replica.number, prompt, output, replica.unfinished, rows)
+        return ReplicaLoad(replica.number, prompt, output, replica.unfinished, rows)
 
     def _fits(self, stream: Stream) -> bool:
         """Whether a replica has room for the request, now or later; ends it if none has."""

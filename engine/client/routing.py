@@ -33,7 +33,7 @@ from chairlift.engine.client.step_speed import StepCosts, StepSpeed
 from chairlift.engine.messages import Submit
 
 
-class Load(NamedTuple):
+class ReplicaLoad(NamedTuple):
     """A replica's work at the time of a choice.
 
     Attributes:
@@ -51,7 +51,7 @@ class Load(NamedTuple):
     rows: int
 
 
-class Route(NamedTuple):
+class ChosenReplica(NamedTuple):
     """The chosen replica, and the prompt tokens that its cache is expected to have."""
 
     replica: int
@@ -80,7 +80,7 @@ class Router:
         """Forgets the prefixes of a replica whose engine has ended."""
         self._indexes[replica].clear()
 
-    def route(self, request: Submit, output: float, loads: Sequence[Load]) -> Route:
+    def route(self, request: Submit, output: float, loads: Sequence[ReplicaLoad]) -> ChosenReplica:
         """Chooses one of the replicas of ``loads``, of which there is at least one, and notes it.
 
         Args:
@@ -92,7 +92,7 @@ class Router:
         choices = len(request.resumed) or request.n
         hits = {load.replica: self._indexes[load.replica].match(hashes) for load in loads}
 
-        def rank(load: Load) -> tuple[float, int, int, int, int, int]:
+        def rank(load: ReplicaLoad) -> tuple[float, int, int, int, int, int]:
             hit, sent = hits[load.replica], self._sent[load.replica]
             seconds = _seconds(costs, load, len(request.prompt) - hit, choices, output)
             return seconds, -hit, load.prompt, load.choices, sent, load.replica
@@ -100,10 +100,10 @@ class Router:
         chosen = min(loads, key=rank).replica
         self._indexes[chosen].add(hashes)
         self._sent[chosen] += len(request.prompt)
-        return Route(chosen, hits[chosen])
+        return ChosenReplica(chosen, hits[chosen])
 
     def extend(self, replica: int, request: Submit, output: Sequence[int]) -> None:
-        """Notes that a replica has computed this output, too: a chat goes on after it."""
+        """Notes that a replica has computed this output, too: a chat's next prompt contains it."""
         if output and _uses_prefixes(request):
             whole = msgspec.structs.replace(request, prompt=[*request.prompt, *output])
             self._indexes[replica].add(block_hashes(whole))
@@ -113,7 +113,9 @@ def _uses_prefixes(request: Submit) -> bool:
     return not request.replay and request.prompt_logprobs is None and request.pooling is None
 
 
-def _seconds(costs: StepCosts, load: Load, missing: int, choices: int, output: float) -> float:
+def _seconds(
+    costs: StepCosts, load: ReplicaLoad, missing: int, choices: int, output: float
+) -> float:
     """The estimate of the module's docstring."""
     prefill = costs.prompt * (load.prompt + missing * (2 + min(load.choices, load.rows)))
     slower = 2 * costs.row * min(load.output, load.choices * output) / costs.gain

@@ -84,7 +84,7 @@ class StepCosts:
     gain: float = 1.0
 
     def step(self, rows: float) -> float:
-        """Seconds of a step of so many rows without prompts."""
+        """Seconds of a step with this many rows and without prompts."""
         return self.base + self.row * rows
 
 

@@ -52,7 +52,7 @@ class Stream:
         self._running = {index: RunningChoice() for index in range(request.n)}
         self._arrived: list[TokenOutput] = []
         self._death: Exception | None = None
-        # What the consumer waits for, if it does: done at the next output, or at the end.
+        # The future that a waiting consumer awaits: done at the next output, or at the end.
         self._change: asyncio.Future[None] | None = None
 
     @property

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from chairlift.cache.pages.kernels import PageKernels
-from chairlift.engine.cpu import decode_attention as host_attention
-from chairlift.engine.cpu import kernels
+from chairlift.engine.cpu import decode_attention, kernels
 from chairlift.engine.cuda import attention as cuda_attention
 from chairlift.engine.cuda import block as cuda_block
 from chairlift.engine.cuda import experts, quantized, skinny
@@ -43,7 +42,7 @@ def accelerate(model: Any, exactly: bool = True, spare_bytes: int | None = None)
     layers.install(model, own if cuda else None)
     if profile.current().on_cpu:
         eager = kernels.install(model, exactly)
-        host_attention.install(model)
+        decode_attention.install(model)
         return Acceleration(eager)
     if cuda:
         experts.install(model)

@@ -108,11 +108,11 @@ class GrammarWork:
             self._grammars.drop(sequence.request_id)
 
     def close(self, timeout: float) -> None:
-        """A compilation leaves nothing behind."""
+        """Does nothing: grammars are not kept on disk."""
 
 
 class ImageWork:
-    """The ``Background`` of an encoder: it works between two steps (``EngineCore.step``)."""
+    """The ``Background`` of images: the encoder works between two steps (``EngineCore.step``)."""
 
     def __init__(self, images: ImageEncoder) -> None:
         self._images = images
@@ -122,7 +122,7 @@ class ImageWork:
         return self._images.has_work or self._images.has_news
 
     def on_due(self, wake: Callable[[], None]) -> None:
-        """No other thread does any of this work."""
+        """Does nothing: the engine's own thread does this work."""
 
     def collect(self) -> Collected:
         if not self._images.has_news:
@@ -138,4 +138,4 @@ class ImageWork:
             self._images.drop(sequence.request_id)
 
     def close(self, timeout: float) -> None:
-        """Embeddings are not kept on disk."""
+        """Does nothing: embeddings are not kept on disk."""

@@ -39,6 +39,7 @@ from chairlift.engine.messages import (
 from chairlift.engine.model.paged.forward import PagedForward
 from chairlift.engine.model.vision.encoder import IDLE_SECONDS, ImageEncoder
 from chairlift.engine.parallel.journal import Journal, NoJournal
+from chairlift.engine.sampling.sampler import SamplerRow
 from chairlift.engine.speculation.draft_model import DraftModel
 from chairlift.engine.speculation.proposal import PrefixProposer, Proposer, proposers
 from chairlift.engine.speculation.speculator import Speculator
@@ -62,7 +63,7 @@ class EngineCore:
 
     Args:
         model: how to call the model, and its caches.
-        limits: the scheduler's limits; see ``PreparedModel.fitted``.
+        limits: the scheduler's limits; see ``PreparedModel.adapt_limits``.
         prefix_bytes: memory for the prefix cache; 0 turns it off.
         store: keeps prefixes on disk; None keeps them only in memory.
         swap: keeps the states of preempted rows; with None they are computed again.
@@ -95,7 +96,7 @@ class EngineCore:
         image_bytes: int = IMAGE_BYTES,
     ) -> None:
         self._buffers = buffers
-        self.limits = limits = model.fitted(limits)
+        self.limits = limits = model.adapt_limits(limits)
         self._journal: Journal = NoJournal() if journal is None else journal
         # Called with the sequences about to run, before any work is dispatched.
         self.on_compute: Callable[[list[Sequence]], None] = lambda sequences: None
@@ -107,7 +108,7 @@ class EngineCore:
         self.swap: Swap[Sequence] = Swap(model.kinds, 0) if swap is None else swap
         self.grammars = Grammars(compiler)
         self.images = ImageEncoder(model.vision, image_bytes)
-        # The steps with prompts for which images have waited.
+        # The number of consecutive steps with prompts for which the encoder has waited.
         self._encoder_waits = 0
         self._background: tuple[Background, ...] = (
             self.prefixes,
@@ -129,7 +130,7 @@ class EngineCore:
         self.batch = DecodeBatch(
             [make_cache() for _ in range(limits.bands)],
             model.vocabulary,
-            lambda sequence: self.requests.request_for(sequence).sampler_row(sequence),
+            self._sampler_row,
             model.agree,
         )
         self._recorder = StepRecorder(
@@ -142,13 +143,6 @@ class EngineCore:
             dispatcher or CallerDispatch(),
         )
         model.forward.settle = self.pipeline.settle
-        drafter = None
-        if draft_model is not None:
-            drafter = DraftModel(
-                *(draft_model.forward, draft_model.make_cache),
-                min(model.vocabulary, draft_model.vocabulary),
-                lambda sequence: self.requests.request_for(sequence).sampler_row(sequence).params,
-            )
         known = self.prefixes if prefix_drafts and self.prefixes.active else None
         self.speculator = Speculator(
             lambda request: [*([PrefixProposer(known)] if known else []), *propose(request)],
@@ -156,13 +150,23 @@ class EngineCore:
             limits.draft_tokens,
             constraints,
             lambda sequence: self.requests.request_for(sequence).submit,
-            drafter,
+            None if draft_model is None else self._drafter(draft_model),
         )
         self.outputs = Outputs(
             *(self.requests, self.scheduler, constraints, self.grammars, self._recorder),
             self._background,
             self._journal.ended,
         )
+
+    def _drafter(self, model: PreparedModel) -> DraftModel:
+        return DraftModel(
+            *(model.forward, model.make_cache),
+            min(self.requests.vocabulary, model.vocabulary),
+            lambda sequence: self._sampler_row(sequence).params,
+        )
+
+    def _sampler_row(self, sequence: Sequence) -> SamplerRow:
+        return self.requests.request_for(sequence).sampler_row(sequence)
 
     @property
     def idle(self) -> bool:
@@ -188,7 +192,7 @@ class EngineCore:
             if request.images:
                 check_submit(request, self.requests.vocabulary)
             self.images.begin(request.request_id, request.prompt, request.images)
-            uncut = check_uncut(request, self.images.of(request.request_id), self.limits)
+            uncut = check_uncut(request, self.images.images_of(request.request_id), self.limits)
             sequences = self.requests.add(request, uncut)
         except Exception as error:  # of any type: the cause is this request
             self.grammars.drop(request.request_id)

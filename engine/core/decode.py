@@ -50,7 +50,8 @@ class DecodeBatch:
         self.rows: list[Sequence] = []
         self.bands = tuple(bands)
         self.joining: dict[Sequence, Snapshot] = {}
-        # Steps over pages have logits of recurring sizes, too, and their own way to upload numbers.
+        # Over pages, steps have few different sizes, and so has their sampling; and their numbers
+        # are uploaded in another way.
         size = step_size if self.queued else int
         self._sampler = Sampler(vocabulary, agree, size, _upload_of(bands))
         self._sampler_row = sampler_row
@@ -69,7 +70,7 @@ class DecodeBatch:
     def begin_drafts(
         self, drafts: Mapping[Sequence, Seq[int]], adapters: Seq[Slot]
     ) -> list[DraftedBand]:
-        """The tokens of the rows in the caches, with drafts for some; no token may be in flight.
+        """The input tokens of a step with drafts. The step before must have been read.
 
         Returns:
             One for each band with rows. Call ``commit_drafts`` with them once they are computed.
@@ -237,12 +238,12 @@ class DecodeBatch:
 
 
 def _fed(last: int, draft: Seq[int]) -> list[int]:
-    """What the model reads of a row: its last token, and its draft without fillers."""
+    """A row's input tokens: its last token, and its draft with that token in place of fillers."""
     return [last, *(last if token == FILLER else token for token in draft)]
 
 
 def _upload_of(bands: Seq[Cache]) -> Callable[[NDArray[np.uint32]], mx.array]:
-    """Copies numbers to the device of these caches."""
+    """A function that copies numbers to the device of these caches."""
     for band in bands:
         if isinstance(band, PagedBatch):
             return partial(uploaded_words, buffers=band.memory.host)
@@ -250,6 +251,6 @@ def _upload_of(bands: Seq[Cache]) -> Callable[[NDArray[np.uint32]], mx.array]:
 
 
 def _dispatched(arrays: list[mx.array]) -> list[mx.array]:
-    """Dispatches arrays at once, because pages are written in the order of dispatch."""
+    """Dispatches arrays at once, as pages are written in the order of dispatch; returns them."""
     mx.async_eval(arrays)
     return arrays

@@ -26,7 +26,7 @@ def _explained(error: BaseException) -> str:
     return f"this request failed in the engine: {type(error).__name__}" + (f": {text}" * bool(text))
 
 
-def failed(sequence: Sequence, error: BaseException, stats: StepStats) -> list[TokenOutput]:
+def fail_sequence(sequence: Sequence, error: BaseException, stats: StepStats) -> list[TokenOutput]:
     """Logs and counts a sequence whose part of a step has failed; returns its last outputs."""
     # Messages of other errors may quote a user.
     text = str(error) if isinstance(error, RowFailed) else redacted_traceback(error)
@@ -55,12 +55,12 @@ def _last(request_id: str, index: int, error: BaseException) -> TokenOutput:
     )
 
 
-def refusal(request: Submit, error: BaseException) -> list[TokenOutput]:
+def refusal_outputs(request: Submit, error: BaseException) -> list[TokenOutput]:
     """The outputs of a request that the engine cannot accept."""
     return [_last(request.request_id, index, error) for index in _choices(request)]
 
 
-def refused(request: Submit, now: float) -> list[FinishedChoice]:
+def refusal_records(request: Submit, now: float) -> list[FinishedChoice]:
     """The records of a refused request's choices, for the metrics."""
     return [
         FinishedChoice(

@@ -80,15 +80,15 @@ def run(
         core.on_due(inbox.wake)
         send(info)
         try:
-            turn(core, inbox, send)
+            serve(core, inbox, send)
         except Exception as error:  # of any type; its message may quote a user
             log.error("a step has failed: %s", redacted_traceback(error))
             raise EngineDead(f"a step has failed: {type(error).__name__}") from None
         core.close(CLOSE_SECONDS)
 
 
-def turn(core: EngineCore, inbox: Inbox, send: Callable[[FromEngine], None]) -> None:
-    """Runs the loop. An idle engine sleeps in ``receive``."""
+def serve(core: EngineCore, inbox: Inbox, send: Callable[[FromEngine], None]) -> None:
+    """Serves until it receives ``Shutdown``. An idle engine sleeps in ``receive``."""
     while True:
         for message in inbox.receive(block=core.idle):
             match message:

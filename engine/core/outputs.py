@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 
 from chairlift.engine.core.background import Background
-from chairlift.engine.core.failures import failed, refusal, refused
+from chairlift.engine.core.failures import fail_sequence, refusal_outputs, refusal_records
 from chairlift.engine.core.requests import Requests
 from chairlift.engine.core.stats import StepRecorder
 from chairlift.engine.core.step import Step
@@ -98,21 +98,21 @@ class Outputs:
     def refuse(self, request: Submit, error: Exception) -> None:
         """Ends a request that could not be queued."""
         log.error("request %s cannot be served: %s", request.request_id, redacted_traceback(error))
-        self._failed += refusal(request, error)
-        self._recorder.current.finished += refused(request, time.monotonic())
+        self._failed += refusal_outputs(request, error)
+        self._recorder.current.finished += refusal_records(request, time.monotonic())
 
     def fail(self, sequence: Sequence, error: BaseException) -> None:
         """Ends a sequence whose part of a step has failed."""
         grammar = self._requests.request_for(sequence).submit.params.grammar
         if grammar is not None and isinstance(error, GrammarError):
             self._grammars.forget(grammar)
-        self._failed += failed(sequence, error, self._recorder.current)
+        self._failed += fail_sequence(sequence, error, self._recorder.current)
         self.finish(sequence, "error")
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """Ends a sequence and reports it to the metrics."""
         request = self._requests.request_for(sequence)
-        finished = request.finished(sequence, reason, time.monotonic())
+        finished = request.finish_records(sequence, reason, time.monotonic())
         self._recorder.current.finished.extend(finished)
         self.remove(sequence)
 
@@ -120,7 +120,7 @@ class Outputs:
         """Removes a sequence from all parts of the engine without reporting it."""
         self._on_end(sequence)
         self._scheduler.finish(sequence)
-        self._requests.end(sequence)
+        self._requests.count_finished(sequence)
         self._constraints.drop(sequence)
         last = sequence.request_id not in self._requests
         for work in self._background:
@@ -138,7 +138,7 @@ class Outputs:
         request = self._requests.request_for(sequence)
         reason: FinishReason | None = "length"
         if tokens:
-            tokens, reason = request.end(sequence, tokens)
+            tokens, reason = request.cut_at_end(sequence, tokens)
             self._scheduler.read(sequence, tokens)
             self._time_tokens(sequence, len(tokens), now)
             if constrained and self._constraints.complete(sequence):

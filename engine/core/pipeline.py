@@ -198,8 +198,8 @@ class Pipeline:
     def _wait(self, timer: PhaseTimer) -> None:
         """Waits until the running step is computed.
 
-        Once for each step, its rows keep the right tokens of their drafts, ``learn`` gets how long
-        it took after the previous step, and the constraints of its rows advance by their tokens.
+        The first call for a step also commits its drafts, passes its duration to ``learn``, and
+        advances the constraints of its rows by their tokens.
         """
         running = self.running
         running.wait()
@@ -298,11 +298,11 @@ class Pipeline:
         return [self._adapters.slot(sequence.adapter) for sequence in rows]
 
     def _row_shifts(self) -> list[int]:
-        """What images add to the position of each row in the caches; empty if nothing."""
+        """The shift of each cached row's position by images before it; empty if no row has one."""
         if not len(self._images):
             return []
         rows = self._batch.rows[: self._batch.cached_rows]
-        images = [self._images.of(sequence.request_id) for sequence in rows]
+        images = [self._images.images_of(sequence.request_id) for sequence in rows]
         shifts = [0 if each is None else each.shift for each in images]
         return shifts if any(shifts) else []
 

@@ -92,7 +92,7 @@ class PrefillBatch:
                     _scored(sequence, start, tokens),
                     sequence.pooling is not None,
                     self._adapters.slot(sequence.adapter),
-                    self._images.of(sequence.request_id),
+                    self._images.images_of(sequence.request_id),
                 )
             )
         return chunks

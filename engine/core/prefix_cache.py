@@ -31,8 +31,8 @@ class PrefixCache:
         kinds: the kind of each layer's cache.
         budget: maximum bytes in memory; 0 turns the prefix cache off.
         store: gets the prefixes that memory evicts; with None, these are lost.
-        prompts_only: what follows a prompt is not kept, because it depends on where that prompt
-            ends.
+        prompts_only: keep the tokens of prompts only. The state after a reply's tokens depends on
+            the end of its prompt.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class PrefixCache:
         if sequence.bypasses_prefix_cache:
             return []
         tokens = self._tree.continuation(sequence.ids, count, sequence.cache_salt)
-        # What follows may be an image, whose keys are no token ids.
+        # An image may follow, whose keys are negative numbers, not token ids.
         return list(takewhile(lambda token: token >= 0, tokens))
 
     def state(self, sequence: Sequence, length: int) -> Snapshot | None:
@@ -186,7 +186,7 @@ class PrefixCache:
     def keep(self, sequence: Sequence, cache: Cache, row: int) -> None:
         """Adds a sequence's tokens to the tree, with their state in a row of ``cache``."""
         if sequence.replay or sequence.bypasses_prefix_cache or sequence.nonfinite:
-            return  # no request repeats it, it must not be shared, or its state is broken
+            return  # it is the canary's, it must not be shared, or its state is broken
         # The row may lack the last token, if that was in flight when the sequence ended.
         count = cache.offsets[row]
         if self._prompts_only:

@@ -55,7 +55,7 @@ class PreparedModel:
     agree: Callable[[mx.array], mx.array] = lambda outcomes: outcomes
     vision: VisionModel | None = None
 
-    def fitted(self, limits: Limits) -> Limits:
+    def adapt_limits(self, limits: Limits) -> Limits:
         """The limits for this model's caches.
 
         Raises:
@@ -77,7 +77,7 @@ class PreparedModel:
         """A function that makes empty caches, for decode rows or for a prompt.
 
         Args:
-            limits: the result of ``fitted``.
+            limits: the result of ``adapt_limits``.
             prefix_bytes: memory for the prefix cache. In pages it is part of the same pools.
             reclaim: drops a cached prefix; see ``PagePool``.
         """
@@ -119,7 +119,7 @@ def prepare_model(
     make_cache = partial(make_batch, model, quantization)
     kinds = tuple(make_cache().kinds)
     pages: MakePages | None = None
-    # Over pages, tokens of rows have their own places as positions.
+    # Over pages, a token's position is its place in the sequence, which not every model takes.
     placed = not isinstance(model, VisionModel) or model.is_placed
     if kernels is not None and can_page(kinds) and placed:
         pages = partial(make_pages, model, kernels, quantization=quantization)

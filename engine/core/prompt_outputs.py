@@ -10,7 +10,7 @@ import numpy as np
 from chairlift.engine.errors import RowFailed
 from chairlift.engine.messages import PromptLogprobs, TokenOutput
 from chairlift.engine.model.chunk import Chunk
-from chairlift.engine.model.forward import Outcome
+from chairlift.engine.model.forward import ForwardOutput
 from chairlift.engine.sampling.logprobs import TopLogprobs, top_logprobs_in_slices
 from chairlift.scheduler.plan import Plan
 from chairlift.scheduler.sequence import Sequence
@@ -46,14 +46,14 @@ class PromptOutput(Protocol):
 class PromptOutputs:
     """The outputs of all prompts in prefill that request any.
 
-    The collected numbers belong to a prompt's first tokens, like its cache. A preempted prompt
-    continues with both, or restarts without both.
+    Like its cache, a prompt's output covers the tokens computed so far. A preempted prompt keeps
+    both, or loses both and starts again.
     """
 
     def __init__(self) -> None:
         self._by_sequence: dict[Sequence, PromptOutput] = {}
 
-    def take(self, plan: Plan, chunks: list[Chunk], outcome: Outcome) -> list[mx.array]:
+    def take(self, plan: Plan, chunks: list[Chunk], outcome: ForwardOutput) -> list[mx.array]:
         """Adds the graphs for a plan's chunks; returns arrays to evaluate with the step."""
         self._by_sequence = {s: one for s, one in self._by_sequence.items() if not s.finished}
         arrays: list[mx.array] = []

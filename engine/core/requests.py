@@ -39,11 +39,16 @@ class ActiveRequest:
         constrained = params.grammar is not None or params.thinking is not None
         return Constraint(params, matcher) if constrained else None
 
-    def end(self, sequence: Sequence, tokens: list[int]) -> tuple[list[int], FinishReason | None]:
-        """Whether a sequence ends with one of the tokens that were just read, at least one.
+    def cut_at_end(
+        self, sequence: Sequence, tokens: list[int]
+    ) -> tuple[list[int], FinishReason | None]:
+        """Drops tokens behind the end of a sequence.
+
+        Args:
+            tokens: those just read, at least one.
 
         Returns:
-            Those of the tokens that belong to its output, and why it ends; None if it continues.
+            The tokens that belong to its output, and why it ends; None if it continues.
         """
         left = sequence.max_total_tokens - len(sequence.tokens)
         if len(tokens) < left and self.stop_ids.isdisjoint(tokens):
@@ -53,7 +58,7 @@ class ActiveRequest:
                 return tokens[:count], "stop"
         return tokens[:left], "length"
 
-    def finished(
+    def finish_records(
         self, sequence: Sequence, reason: FinishReason, now: float
     ) -> Iterator[FinishedChoice]:
         """Yields a record for the metrics for each choice of a sequence that ends."""
@@ -139,7 +144,7 @@ class Requests:
         """Whether an unfinished request has this adapter."""
         return any(request.submit.adapter == adapter for request in self._requests.values())
 
-    def end(self, sequence: Sequence) -> None:
+    def count_finished(self, sequence: Sequence) -> None:
         """Counts a sequence's choices as finished."""
         request_id = sequence.request_id
         self._choices[request_id] -= len(sequence.choices)

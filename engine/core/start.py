@@ -85,11 +85,11 @@ def serve_loaded(
 ) -> tuple[EngineCore, ModelInfo]:
     """Builds a core for a loaded model; prefixes on disk and grammars need its ``source``."""
     on_progress(Loading("first step"))
-    # Quantized weights lose almost nothing by a little more rounding. An explicitly configured type
-    # is computed exactly.
+    # Rounding quantized weights a little more loses almost nothing. With a configured type,
+    # however, nothing is rounded.
     exactly = config.dtype != "auto" or not loaded.quantized
     spare = memory.spare_bytes(config, ranks.sharing)
-    # Not the part for images: its graph is built at once and computed in parts.
+    # The part for images stays as it is: its graph is built at once and computed in parts.
     sees = isinstance(loaded.model, VisionModel)
     part = loaded.model.model.language_model if sees else loaded.model
     eager, kernels = accelerate(part, exactly, spare)
@@ -115,7 +115,7 @@ def serve_loaded(
         adapter_limits=AdapterLimits(config.max_loras, config.max_lora_rank),
     )
     try:
-        limits = model.fitted(limits)
+        limits = model.adapt_limits(limits)
     except ValueError as error:
         raise ModelError(str(error)) from error
     contexts = (limits.max_context, loaded.max_context, config.max_context)
@@ -166,7 +166,8 @@ class _DraftModel(NamedTuple):
         """The geometry of a model whose tokens are in the draft model's caches as well.
 
         Raises:
-            ModelError: no layer's cache grows with its tokens, which these caches could add to.
+            ModelError: no layer of the model has full attention, so it has no size per token to add
+                the draft model's to.
         """
         if not geometry.full_bytes:
             raise ModelError("a model without full attention cannot have a draft model")

@@ -40,7 +40,7 @@ _CONSTRAINED = SamplingParams(max_tokens=4, seed=0, thinking=Thinking(end=(0,), 
 
 def warm_model(model: PreparedModel, limits: Limits, kernels: bool) -> None:
     """Serves short requests with an engine of its own, whose caches are small; see ``warm``."""
-    limits = model.fitted(limits)
+    limits = model.adapt_limits(limits)
     rows = min(limits.max_rows, _ROWS)
     little = rows * limits.bytes_alone(_TOKENS) + (rows + PROMPTS) * limits.geometry.row_bytes
     small = replace(limits, max_rows=rows, kv_bytes=min(limits.kv_bytes, little))

@@ -16,7 +16,7 @@ _GUEST = frozenset({8, 9})
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class CoreUsage:
     """Counters in seconds, each since some fixed moment.
 
     Attributes:
@@ -30,7 +30,7 @@ class Usage:
     waited: float
 
 
-def usage() -> Usage:
+def usage() -> CoreUsage:
     """Reads the counters, on Linux.
 
     Raises:
@@ -38,7 +38,7 @@ def usage() -> Usage:
         ValueError: the files have another format.
     """
     busy, ours = _busy_seconds(), time.process_time()
-    return Usage(time.monotonic(), busy - ours, _waited_seconds())
+    return CoreUsage(time.monotonic(), busy - ours, _waited_seconds())
 
 
 def available() -> int:

@@ -80,7 +80,7 @@ def _geglu(gates: Floats, others: Floats) -> Floats:
     return result
 
 
-class Norm:
+class HostNorm:
     """The root mean square norm of a layer, of few tokens.
 
     Args:

@@ -42,7 +42,7 @@ class Routes(NamedTuple):
     groups: NDArray[np.int64]
 
 
-class Router:
+class ExpertRouter:
     """Finds the routes of a layer's tokens once for all products with the same indices."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class _HostExperts:
     """A layer with ``experts``, their weights, and a ``router``."""
 
     experts: CompiledExperts
-    router: Router
+    router: ExpertRouter
 
     def __call__(
         self: Any, x: mx.array, indices: mx.array, sorted_indices: bool = False
@@ -115,7 +115,7 @@ class HostSwitchGLU(SwitchGLU):  # type: ignore[misc]
 
     wide: CompiledExperts
     narrow: CompiledExperts
-    router: Router
+    router: ExpertRouter
 
     def __call__(self, x: mx.array, indices: mx.array) -> mx.array:
         """``[..., inputs]`` and ``[..., chosen]`` → ``[..., chosen, outputs]``."""
@@ -156,7 +156,7 @@ def install(model: Any, exactly: bool) -> bool:
         for layer in layers:
             if type(layer) is SwitchLinear:
                 layer.weight = layer.weight.astype(mx.bfloat16).astype(mx.float32)
-    router, fused = Router(), [layer for layer in model.modules() if _is_gated(layer)]
+    router, fused = ExpertRouter(), [layer for layer in model.modules() if _is_gated(layer)]
     for layer in fused:
         gate, other, last = parts = layer.gate_proj, layer.up_proj, layer.down_proj
         layer.wide, layer.narrow = _compiled([gate, other]), _compiled([last])

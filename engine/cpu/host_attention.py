@@ -14,7 +14,7 @@ from chairlift.cache.packed.step import PackedLayer, attend_on_host
 from chairlift.engine.cpu.attention import attended
 from chairlift.engine.cpu.compiled import row_attention
 from chairlift.engine.cpu.compiled.row_attention import AttentionJobs
-from chairlift.engine.cpu.elementwise import Norm
+from chairlift.engine.cpu.elementwise import HostNorm
 from chairlift.engine.cpu.gemm import Floats
 from chairlift.engine.cpu.host_linear import Products
 from chairlift.engine.cpu.matrix import apart
@@ -62,7 +62,7 @@ class HostAttention:
         self._output: Products = layer.o_proj.products
         self._dim: int = layer.rope.dims
         self.angle_settings: int = layer.rope.settings
-        self._norms = [Norm(layer[name], self._dim) for name in NORMS if name in layer]
+        self._norms = [HostNorm(layer[name], self._dim) for name in NORMS if name in layer]
         projections = [layer[name] for name in PROJECTIONS]
         biases = [
             view(each.bias) if "bias" in each else np.zeros(len(each.weight), np.float32)

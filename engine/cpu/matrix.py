@@ -17,7 +17,7 @@ from chairlift.engine.cpu.compiled.jobs import Run
 from chairlift.engine.cpu.gemm import Floats
 from chairlift.engine.cpu.views import Memory
 
-# Up to so many tokens, reading the weights takes longer than multiplying.
+# Up to this many tokens, reading the weights takes longer than multiplying.
 FEW_TOKENS = 64
 # Compiled kernels multiply at least as fast as a BLAS, and are disturbed less by other processes.
 MANY_TOKENS = 4096

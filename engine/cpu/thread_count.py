@@ -18,7 +18,7 @@ from typing import Protocol
 from chairlift.engine.cpu import cores
 from chairlift.engine.cpu.blas import load_fast_blas
 from chairlift.engine.cpu.compiled import worker_threads
-from chairlift.engine.cpu.cores import Usage
+from chairlift.engine.cpu.cores import CoreUsage
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class Policy:
         self._free_since: float | None = None
         self._raised_at: float | None = None
 
-    def decide(self, before: Usage, now: Usage) -> int:
+    def decide(self, before: CoreUsage, now: CoreUsage) -> int:
         """The number of threads to use from now on, given the usage since ``before``."""
         seconds = now.at - before.at
         if seconds <= 0:

@@ -15,7 +15,7 @@ from chairlift.cache.packed.step import Part
 # Prompt chunks are padded to a multiple of this many tokens; they are fastest if they also begin
 # at such a multiple.
 CHUNK_MULTIPLE = 128
-# MLX has a kernel for single tokens and heads of up to so many numbers. Wider ones, as those of
+# MLX has a kernel for single tokens and heads of up to this many numbers. Wider ones, as those of
 # latent attention, read the keys once for each query head.
 FUSED_DIM = 256
 # Up to this many scores a head, plain products are faster than compiling a plan of cuDNN's.

@@ -8,7 +8,7 @@ import sys
 # More than any device's memory.
 _NO_LIMIT = "1000000"
 _LIMITS = {
-    # MLX also ends a graph once its operations have read so many megabytes. It counts the whole
+    # MLX also ends a graph once its operations have read this many megabytes. It counts the whole
     # pool of pages for each layer's attention, so every layer would be a graph of its own.
     "MLX_MAX_MB_PER_BUFFER": _NO_LIMIT,
     # The host builds up to ten graphs ahead of the device, and their arrays are freed when a graph

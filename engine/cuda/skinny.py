@@ -24,7 +24,7 @@ from chairlift.engine.model.trials.trial import Trial, within_largest
 log = logging.getLogger(__name__)
 
 DTYPES = (mx.bfloat16, mx.float16)
-# The kernel reads at most so many numbers of a weight row at a time, and so many rows together.
+# The kernel reads at most this many numbers of a weight row at a time, and this many rows together.
 STEP, ROWS = 64, 16
 # A larger weight takes so long to read that its launch does not matter.
 MAX_BYTES = 512 << 20
@@ -81,7 +81,7 @@ def skinny_product(
     tiles = 1 if tokens <= 8 else 2
     rows, warps = block_of(outputs // ROWS, gated)
     blocks = outputs // (ROWS * rows)
-    # A thread has registers to read so many rows twice as far at once.
+    # A thread has registers to read this many rows twice as far at once.
     parts = 2 if rows <= 2 and (norm is None or tiles == 1) else 1
     nothing = constant(0.0, x.dtype)
     result: mx.array

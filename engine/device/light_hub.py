@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-# What mlx-lm and transformers import of the client, and servers of local files never use.
+# The names that mlx-lm and transformers import from the client, and servers of local files never
+# use.
 _NAMES = ("snapshot_download", "CommitOperationAdd", "HfApi", "ModelCard", "ModelCardData")
 _CLIENT = "huggingface_hub.hf_api"
 

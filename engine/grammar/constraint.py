@@ -82,7 +82,7 @@ class Constraint:
         finally:
             self._thought, self._matcher = thought, matcher
 
-    def shape(self, bits: Bits) -> None:
+    def apply_thought(self, bits: Bits) -> None:
         """Applies the thought to a mask ``[words]``, filled by ``matcher`` or with all bits set."""
         thought = self._thought
         if thought is None or thought.over:

@@ -234,7 +234,7 @@ def _completed(constraint: Constraint, mask: Bits) -> Bits:
     """The mask after checking the matcher and applying the thought."""
     if constraint.matcher is not None:
         check(constraint.matcher)
-    constraint.shape(mask)
+    constraint.apply_thought(mask)
     if not mask.any():
         raise GrammarError("nothing may come next")
     return mask

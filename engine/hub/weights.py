@@ -1,4 +1,4 @@
-"""What a model's weights will take in an engine's memory, from the headers of its files."""
+"""Predicts the memory that a model's weights will take, from the headers of its files."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedLinear
 
 from chairlift.engine.cuda import low_rank as cuda_low_rank
-from chairlift.engine.model.lora_routing import Call, Part, Routing
+from chairlift.engine.model.lora_routing import AdapterPart, Call, Routing
 
 
 class LowRankError(ValueError):
@@ -118,7 +118,7 @@ class LowRank:
         if tokens != call.tokens:
             raise LowRankError(f"{self.name} computes {tokens} of {call.tokens} tokens")
 
-    def _sum(self, y: mx.array, x: mx.array, call: Call, part: Part) -> mx.array:
+    def _sum(self, y: mx.array, x: mx.array, call: Call, part: AdapterPart) -> mx.array:
         """Adds the products for the tokens of one part to ``y``, their ``[tokens, outputs]``."""
         if not part.mixed:
             one = self.factors.get(-1 if part.slot is None else part.slot)

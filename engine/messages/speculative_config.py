@@ -21,7 +21,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
         model: the draft model: a hub id, a directory or a ``.gguf`` file.
         num_speculative_tokens: maximum proposed tokens of a row in one step.
         prompt_lookup_min: how many last tokens have to be found, at least.
-        prompt_lookup_max: a longer match counts no more than one of so many tokens.
+        prompt_lookup_max: a longer match counts no more than one of this many tokens.
 
     Raises:
         ValueError: a number is out of its range, or ``model`` does not fit ``method``.

@@ -1,4 +1,4 @@
-"""What an engine has loaded: its progress, the model, LoRA adapters; or why that failed."""
+"""Reports of what an engine loads: its progress, the model, LoRA adapters; or why that failed."""
 
 from __future__ import annotations
 

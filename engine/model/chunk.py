@@ -21,7 +21,7 @@ class Chunk(NamedTuple):
         scored: the logits of this many first tokens are needed as well, for prompt logprobs.
         pooled: the hidden states of all tokens are needed.
         adapter: the slot of its adapter.
-        images: the images of its prompt, see ``ImageEncoder.of``.
+        images: the images of its prompt, see ``ImageEncoder.images_of``.
     """
 
     cache: Cache
@@ -38,7 +38,7 @@ class Chunk(NamedTuple):
         return bool(self.images and self.images.sees_ahead(self.cache.offsets[0], len(self.tokens)))
 
     def inputs(self, count: int, padded: int) -> TokenInputs:
-        """What the next ``count`` tokens of the cache bring, padded to ``padded`` tokens."""
+        """The inputs of the cache's next ``count`` tokens, padded to ``padded`` tokens."""
         if self.images is None:
             return TokenInputs(padded)
         return self.images.inputs(self.cache.offsets[0], count, padded)

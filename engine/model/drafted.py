@@ -15,7 +15,7 @@ import mlx.core as mx
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.kinds import Cache
 from chairlift.cache.speculation import Speculation
-from chairlift.engine.model.lora_routing import Routing, Run, Slot
+from chairlift.engine.model.lora_routing import AdapterRun, Routing, Slot
 from chairlift.engine.model.vision.token_inputs import Given, TokenInputs, no_inputs
 
 
@@ -34,7 +34,7 @@ class DraftedBand:
         self.cache = cache
         self.rows = rows
         self._adapters = adapters
-        # What images add to each row's position in the step; empty if nothing.
+        # The shift of each row's position by images before it; empty if no row has one.
         self.shifts: Sequence[int] = ()
 
     @cached_property
@@ -48,10 +48,10 @@ class DraftedBand:
         return [len(row) for row in self.rows]
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[AdapterRun]:
         """The adapter of the tokens, row by row."""
         slots = self._adapters or [None] * len(self.rows)
-        return [Run(slot, count) for slot, count in zip(slots, self.counts, strict=True)]
+        return [AdapterRun(slot, count) for slot, count in zip(slots, self.counts, strict=True)]
 
     def call(self, model: Any, routing: Routing, after: Callable[[mx.array], mx.array]) -> mx.array:
         """Calls a model with these rows alone, padded to the same length.
@@ -64,7 +64,7 @@ class DraftedBand:
         """
         length = max(self.counts)
         tokens = mx.array([[*row, *[0] * (length - len(row))] for row in self.rows], mx.int32)
-        with self.transaction.step(length, self.counts), routing.of(self._padded_runs(length)):
+        with self.transaction.step(length, self.counts), routing.route(self._padded_runs(length)):
             logits: mx.array = model(after(tokens), cache=self.transaction.layers)
         logits = logits.reshape(-1, logits.shape[-1])
         places = [r * length + i for r, row in enumerate(self.rows) for i in range(len(row))]
@@ -85,17 +85,19 @@ class DraftedBand:
         def replay(start: int, stop: int) -> None:
             tokens = mx.array([row[start:stop] for row in self.rows], mx.int32)
             inputs = [TokenInputs(stop - start, shift) for shift in self.shifts]
-            with routing.of(self._padded_runs(stop - start)), given(inputs):
+            with routing.route(self._padded_runs(stop - start)), given(inputs):
                 mx.eval(model(tokens, cache=self.transaction.layers))
 
         self.transaction.commit(kept, replay)
 
-    def _padded_runs(self, length: int) -> list[Run]:
-        return [Run(run.slot, length) for run in self.runs]
+    def _padded_runs(self, length: int) -> list[AdapterRun]:
+        return [AdapterRun(run.slot, length) for run in self.runs]
 
 
-def row_runs(tokens: int, adapters: Sequence[Slot], drafted: Sequence[DraftedBand]) -> list[Run]:
+def row_runs(
+    tokens: int, adapters: Sequence[Slot], drafted: Sequence[DraftedBand]
+) -> list[AdapterRun]:
     """The adapters of the rows' tokens, of which there are ``tokens``; see ``Forward``."""
     if drafted:
         return [run for band in drafted for run in band.runs]
-    return [Run(slot, 1) for slot in adapters] or [Run(None, tokens)]
+    return [AdapterRun(slot, 1) for slot in adapters] or [AdapterRun(None, tokens)]

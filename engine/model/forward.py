@@ -17,11 +17,11 @@ from chairlift.cache.packed.step import BatchStep, packed
 from chairlift.engine.model.chunk import Chunk, PackedTokens, packed_tokens
 from chairlift.engine.model.drafted import DraftedBand, row_runs
 from chairlift.engine.model.head import Head
-from chairlift.engine.model.lora_routing import Routing, Run, Slot
+from chairlift.engine.model.lora_routing import AdapterRun, Routing, Slot
 from chairlift.engine.model.vision.token_inputs import TokenInputs, given_of, row_inputs
 
 
-class Outcome(NamedTuple):
+class ForwardOutput(NamedTuple):
     """The results of a step's model calls.
 
     Attributes:
@@ -93,7 +93,7 @@ class Forward:
         adapters: Seq[Slot] = (),
         drafted: Seq[DraftedBand] = (),
         shifts: Seq[int] = (),
-    ) -> Outcome:
+    ) -> ForwardOutput:
         """Computes the next logits of all rows and chunks.
 
         Args:
@@ -131,7 +131,7 @@ class Forward:
             fed, start = tokens[rows, None], rows.stop
             with (
                 band.step(1),
-                self.routing.of([Run(slot, 1) for slot in adapters[rows]]),
+                self.routing.route([AdapterRun(slot, 1) for slot in adapters[rows]]),
                 self._given([TokenInputs(1, shift) for shift in shifts[rows]]),
             ):
                 logits.append(self._model(self._after(last, fed), cache=band.layers)[:, -1])
@@ -144,7 +144,7 @@ class Forward:
                 scored[number] = result[:-1]
             if chunk.pooled:
                 hidden[number] = mx.concatenate(inputs)
-        return Outcome(mx.concatenate(logits) if logits else None, scored, hidden)
+        return ForwardOutput(mx.concatenate(logits) if logits else None, scored, hidden)
 
     def build_ahead(self) -> None:
         """Builds the next step in advance, if it is likely to have the last one's shape.
@@ -188,7 +188,7 @@ class Forward:
                 self._given([chunk.inputs(len(part), len(part))]),
                 cache.step(len(part)),
                 self._select(positions, axis=1) as seen,
-                self.routing.of([Run(chunk.adapter, len(part))]),
+                self.routing.route([AdapterRun(chunk.adapter, len(part))]),
             ):
                 tokens = self._after(last, mx.array([part], mx.int32))
                 last = result = self._model(tokens, cache=cache.layers)
@@ -217,11 +217,13 @@ class Forward:
         adapters: Seq[Slot],
         drafted: Seq[DraftedBand],
         shifts: Seq[int],
-    ) -> Outcome:
+    ) -> ForwardOutput:
         lengths = [self._padded(chunk) for chunk in chunks]
         tokens_of = packed_tokens(tokens.shape[0], chunks, lengths)
         runs = row_runs(tokens.shape[0], adapters, drafted)
-        runs += [Run(chunk.adapter, step) for chunk, step in zip(chunks, lengths, strict=True)]
+        runs += [
+            AdapterRun(chunk.adapter, step) for chunk, step in zip(chunks, lengths, strict=True)
+        ]
         steps = []
         for number, band in enumerate(bands):
             counts = drafted[number].counts if drafted else [1] * len(band)
@@ -235,7 +237,7 @@ class Forward:
         inputs += [c.inputs(len(c.tokens), step) for c, step in zip(chunks, lengths, strict=True)]
         with (
             packed(steps, self.splits, self.routing.within) as layers,
-            self.routing.of(runs),
+            self.routing.route(runs),
             self._given(inputs),
         ):
             fed = mx.concatenate([tokens, mx.array(tokens_of.new, mx.int32)])[:, None]
@@ -250,15 +252,15 @@ class Forward:
         chunks: Seq[Chunk],
         layers: Seq[Any],
         size: Callable[[int], int] = int,
-    ) -> Outcome:
+    ) -> ForwardOutput:
         """Calls the model with the tokens of rows and chunks, ``[tokens, 1]``.
 
         Args:
             positions: those of ``packed``, and perhaps more behind them.
-            size: the number of lines of sampled logits to return instead of so many.
+            size: maps the number of sampled tokens to the number of lines of logits to return.
         """
         logits, inputs = self._logits_at(tokens, layers, positions)
-        return Outcome(
+        return ForwardOutput(
             logits[: size(packed.sampled)] if packed.sampled else None,
             {number: logits[part] for number, part in packed.scored.items()},
             {n: inputs[0][place, 0] for n, place in enumerate(packed.places) if chunks[n].pooled},

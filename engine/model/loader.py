@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -64,6 +64,15 @@ class LoadedModel:
     quantized: bool
 
 
+class _OpenedModel(NamedTuple):
+    """A model whose weights may still be in its files; see ``LoadedModel``."""
+
+    model: Module
+    config: dict[str, Any]
+    max_context: int | None
+    quantized: bool
+
+
 def load_model(
     source: ModelSource,
     dtype: str,
@@ -93,38 +102,21 @@ def load_model(
     """
     if dtype != "auto" and dtype not in _DTYPES:
         raise ModelError(f"dtype {dtype!r} is not one of auto, {', '.join(_DTYPES)}")
-    on_cpu = profile.current().on_cpu
-    target = _DTYPES[dtype] if dtype != "auto" else (mx.float32 if on_cpu else None)
+    target = _DTYPES.get(dtype, mx.float32 if profile.current().on_cpu else None)
     try:
         size = _check_memory(source, memory_part)
-        kept = not on_cpu or keep_quantized(size)
+        kept = not profile.current().on_cpu or keep_quantized(size)
         if source.kind == "gguf":
-            file = GGUFFile(source.path)
-            model, config = build_model(
-                file,
-                keep_quantized=kept,
-                dtype=target or own_dtype(file),
-                on_progress=on_progress,
-            )
-            max_context = config["max_position_embeddings"]
-            quantized = is_quantized(file)
+            opened = _open_gguf(source, target, kept, on_progress)
         else:
-            model, config = _from_directory(source, text_only)
-            if target is not None:
-                _cast(model, target)
-            # The part for images is computed by MLX alone.
-            sees = on_cpu and served_vision_type(config, text_only) is not None
-            if target is not None and target == mx.float32 and (sees or not kept):
-                model = dequantize_model(model)
-            max_context = _max_context(config)
-            quantized = any(key in config for key in _QUANTIZATION_KEYS)
+            opened = _open_directory(source, target, kept, text_only)
         if shard is not None:
-            shard(model)
-        adapt(model)
+            shard(opened.model)
+        adapt(opened.model)
         # A GGUF file's tensors are computed already, except for what is made of them here.
         silently = source.kind == "gguf"
         _read(
-            list(_parameters(model).values()),
+            list(_parameters(opened.model).values()),
             silent if silently else on_progress,
             _READ_BYTES if shard is None else _READ_BYTES_OF_PARTS,
         )
@@ -133,16 +125,43 @@ def load_model(
     except Exception as error:
         # mlx-lm, safetensors and MLX raise many types of errors; the operator gets one line.
         raise _explained(source.path, error) from error
-    floats = _floating(model)
+    floats = _floating(opened.model)
     return LoadedModel(
-        model=model,
-        config=config,
-        architecture=config["model_type"],
+        model=opened.model,
+        config=opened.config,
+        architecture=opened.config["model_type"],
         dtype=str(floats.most_common(1)[0][0]).removeprefix("mlx.core."),
-        max_context=max_context,
-        weight_bytes=sum(array.nbytes for array in _parameters(model).values()),
-        quantized=quantized,
+        max_context=opened.max_context,
+        weight_bytes=sum(array.nbytes for array in _parameters(opened.model).values()),
+        quantized=opened.quantized,
     )
+
+
+def _open_gguf(
+    source: ModelSource, dtype: mx.Dtype | None, keep_quantized: bool, on_progress: OnProgress
+) -> _OpenedModel:
+    file = GGUFFile(source.path)
+    model, config = build_model(
+        file,
+        keep_quantized=keep_quantized,
+        dtype=dtype or own_dtype(file),
+        on_progress=on_progress,
+    )
+    return _OpenedModel(model, config, config["max_position_embeddings"], is_quantized(file))
+
+
+def _open_directory(
+    source: ModelSource, dtype: mx.Dtype | None, keep_quantized: bool, text_only: bool
+) -> _OpenedModel:
+    model, config = _from_directory(source, text_only)
+    if dtype is not None:
+        _cast(model, dtype)
+    # The part for images is computed by MLX alone.
+    sees = profile.current().on_cpu and served_vision_type(config, text_only) is not None
+    if dtype is not None and dtype == mx.float32 and (sees or not keep_quantized):
+        model = dequantize_model(model)
+    quantized = any(key in config for key in _QUANTIZATION_KEYS)
+    return _OpenedModel(model, config, _max_context(config), quantized)
 
 
 def _from_directory(source: ModelSource, text_only: bool) -> tuple[Module, dict[str, Any]]:

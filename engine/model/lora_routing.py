@@ -25,14 +25,14 @@ LONG = 16
 _CALLS = 32
 
 
-class Run(NamedTuple):
+class AdapterRun(NamedTuple):
     """Successive tokens of one adapter."""
 
     slot: Slot
     tokens: int
 
 
-class Part(NamedTuple):
+class AdapterPart(NamedTuple):
     """The tokens ``[start, stop)`` of a call: ``mixed``, or all with the adapter ``slot``."""
 
     start: int
@@ -72,9 +72,9 @@ class Call(Protocol):
     def own(self) -> mx.array: ...
 
     @property
-    def parts(self) -> tuple[Part, ...]: ...
+    def parts(self) -> tuple[AdapterPart, ...]: ...
 
-    def mask(self, part: Part, slots: int, rank: int) -> mx.array:
+    def mask(self, part: AdapterPart, slots: int, rank: int) -> mx.array:
         """Which columns of ``slots`` adapters belong to each token: ``[tokens, columns]``."""
         ...
 
@@ -90,7 +90,7 @@ class Call(Protocol):
 class KnownCall:
     """A call whose adapters are known while its graph is built."""
 
-    def __init__(self, runs: tuple[Run, ...]) -> None:
+    def __init__(self, runs: tuple[AdapterRun, ...]) -> None:
         self.runs = runs
         self.tokens = sum(run.tokens for run in runs)
         self.slots = frozenset(run.slot for run in runs if run.slot is not None)
@@ -106,23 +106,23 @@ class KnownCall:
         return mx.array(self._own, mx.int32)
 
     @cached_property
-    def parts(self) -> tuple[Part, ...]:
-        parts: list[Part] = []
+    def parts(self) -> tuple[AdapterPart, ...]:
+        parts: list[AdapterPart] = []
         start = at = 0  # the tokens since ``start`` are in short runs
         for slot, runs in groupby(self.runs, key=lambda run: run.slot):
             tokens = sum(run.tokens for run in runs)
             stop = at + tokens
             if tokens >= LONG or tokens == self.tokens:
                 if start < at:
-                    parts.append(Part(start, at, mixed=True))
-                parts.append(Part(at, stop, slot))
+                    parts.append(AdapterPart(start, at, mixed=True))
+                parts.append(AdapterPart(at, stop, slot))
                 start = stop
             at = stop
         if start < at:
-            parts.append(Part(start, at, mixed=True))
+            parts.append(AdapterPart(start, at, mixed=True))
         return tuple(parts)
 
-    def mask(self, part: Part, slots: int, rank: int) -> mx.array:
+    def mask(self, part: AdapterPart, slots: int, rank: int) -> mx.array:
         key = (part.start, slots, rank)
         if key not in self._masks:
             own = self._own[part.start : part.stop, None]
@@ -131,7 +131,7 @@ class KnownCall:
 
     def of_tokens(self, numbers: Ids) -> Call:
         slots = self._own[numbers].tolist()
-        return KnownCall(tuple(Run(None if slot < 0 else slot, 1) for slot in slots))
+        return KnownCall(tuple(AdapterRun(None if slot < 0 else slot, 1) for slot in slots))
 
     def groups(self, slots: tuple[int, ...]) -> Groups:
         if slots not in self._groups:
@@ -163,10 +163,10 @@ class TracedCall:
         self.tokens = own.size
         self.slots = frozenset(range(slots))
         self.own = own
-        self.parts = (Part(0, self.tokens, mixed=True),)
+        self.parts = (AdapterPart(0, self.tokens, mixed=True),)
         self._masks: dict[tuple[int, int], mx.array] = {}
 
-    def mask(self, part: Part, slots: int, rank: int) -> mx.array:
+    def mask(self, part: AdapterPart, slots: int, rank: int) -> mx.array:
         if (slots, rank) not in self._masks:
             columns = mx.array(np.repeat(np.arange(slots), rank), mx.int32)
             self._masks[slots, rank] = self.own[:, None] == columns
@@ -204,7 +204,7 @@ class Routing:
             call()
 
     @contextmanager
-    def of(self, runs: Sequence[Run]) -> Iterator[None]:
+    def route(self, runs: Sequence[AdapterRun]) -> Iterator[None]:
         """A context for one model call whose input has these tokens, one run after the other."""
         if any(run.slot is not None for run in runs):
             self.call = self._call_of(tuple(runs))

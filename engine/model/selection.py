@@ -83,7 +83,8 @@ def select_forward(
         make_pages: makes the device's pages, which are used if they give the same logits, too.
         multiple, max_pairs, chained: see ``Forward``.
     """
-    # What images add to a step's tokens depends on the layout of the whole step, and may be a mask.
+    # Layers of models with images are not split: the inputs that images add to a step, such as
+    # masks, depend on the layout of the whole step.
     may_split = not isinstance(model, VisionModel)
     if may_split:
         split.install(model)

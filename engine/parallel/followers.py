@@ -27,7 +27,7 @@ from chairlift.engine.errors import ModelError
 from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.logs.setup import LogFormat
 from chairlift.engine.parallel.journal import Turn
-from chairlift.engine.parallel.place import Place
+from chairlift.engine.parallel.place import RankPlace
 from chairlift.engine.workers.wire import receive, send
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ MAIN = ("chairlift.engine.process.rank_process",)
 class StartRank(msgspec.Struct, tag=True, frozen=True):
     """The first message to a rank: its place, the model to serve, and the settings."""
 
-    place: Place
+    place: RankPlace
     config: EngineConfig
     source: ModelSource
     log_level: str = "info"
@@ -214,7 +214,7 @@ class Followers:
         os._exit(1)
 
 
-def command(place: Place, main: Sequence[str] = MAIN) -> list[str]:
+def command(place: RankPlace, main: Sequence[str] = MAIN) -> list[str]:
     """The command that starts a rank's process, on its host."""
     module, *arguments = main
     local = [sys.executable, "-m", module]

@@ -1,4 +1,4 @@
-"""Where each rank runs, and the environment in which MLX's distributed layer finds the others."""
+"""The place of each rank, and the environment in which MLX's distributed layer finds the others."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _LOOPBACK = "127.0.0.1"
 _FIRST_PORT = 32323
 
 
-class Place(msgspec.Struct, frozen=True):
-    """One rank's place.
+class RankPlace(msgspec.Struct, frozen=True):
+    """One rank's place: its host, and the addresses of all ranks.
 
     Attributes:
         rank, size: this rank, and the number of ranks.
@@ -48,7 +48,7 @@ class Place(msgspec.Struct, frozen=True):
     variables: dict[str, str] = {}
 
 
-def local_places(size: int) -> list[Place]:
+def local_places(size: int) -> list[RankPlace]:
     """The places of ``size`` ranks on this machine, with free ports of the loopback interface.
 
     Raises:
@@ -60,12 +60,12 @@ def local_places(size: int) -> list[Place]:
         raise ModelError(f"no free ports for {size} ranks: {error}") from error
     ring = tuple((f"{_LOOPBACK}:{port}",) for port in ports)
     return [
-        Place(rank, size, rank, size, ring=ring, coordinator=(_LOOPBACK, coordinator))
+        RankPlace(rank, size, rank, size, ring=ring, coordinator=(_LOOPBACK, coordinator))
         for rank in range(size)
     ]
 
 
-def places_of(hostfile: Hostfile) -> list[Place]:
+def places_of(hostfile: Hostfile) -> list[RankPlace]:
     """The places of the ranks of a host file, whose first host is this machine."""
     hosts = hostfile.hosts
     first = hosts[0].ips[0] if hosts[0].ips else hosts[0].ssh
@@ -74,7 +74,7 @@ def places_of(hostfile: Hostfile) -> list[Place]:
     ring = tuple(tuple(f"{ip}:{next(ports)}" for ip in (host.ips or (host.ssh,))) for host in hosts)
     coordinator = (first, next(ports))
     return [
-        Place(
+        RankPlace(
             rank,
             len(hosts),
             local_rank=_count(hosts[:rank], host),
@@ -90,7 +90,7 @@ def places_of(hostfile: Hostfile) -> list[Place]:
     ]
 
 
-def choose_device(place: Place) -> None:
+def choose_device(place: RankPlace) -> None:
     """Shows this process only its own CUDA device. Call it before MLX is imported.
 
     The devices are those that ``CUDA_VISIBLE_DEVICES`` lists, else all, in their order.
@@ -105,7 +105,7 @@ def choose_device(place: Place) -> None:
 
 
 @contextmanager
-def environment(place: Place, backend: Backend) -> Iterator[None]:
+def environment(place: RankPlace, backend: Backend) -> Iterator[None]:
     """A context with the variables by which MLX finds the other ranks while they join.
 
     Variables of NCCL beside the address of rank 0 stay as they are.

@@ -12,7 +12,7 @@ from chairlift.engine.device import profile
 from chairlift.engine.errors import ModelError
 from chairlift.engine.parallel.followers import Report
 from chairlift.engine.parallel.journal import Journal, NoJournal
-from chairlift.engine.parallel.place import Backend, Place, environment
+from chairlift.engine.parallel.place import Backend, RankPlace, environment
 from chairlift.engine.parallel.shard import shard
 
 T = TypeVar("T")
@@ -107,7 +107,7 @@ class Group:
 
     def __init__(
         self,
-        place: Place,
+        place: RankPlace,
         group: Any,
         meet: Callable[[list[int]], list[list[int]]],
         journal: Journal | None = None,
@@ -142,7 +142,7 @@ class Group:
 
 
 def join_ranks(
-    place: Place,
+    place: RankPlace,
     meet: Callable[[Report], list[list[int]]],
     journal: Journal | None = None,
 ) -> Group:
@@ -164,7 +164,7 @@ def join_ranks(
     return Group(place, join(place), exchange, journal)
 
 
-def join(place: Place) -> Any:
+def join(place: RankPlace) -> Any:
     """Waits until all ranks have joined, and returns MLX's group. Call it on all at once.
 
     Raises:

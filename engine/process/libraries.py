@@ -10,7 +10,7 @@ from chairlift.engine.cpu.blas import BlasReport, load_fast_blas
 from chairlift.engine.cpu.kernel_folder import KernelFolder, lock_kernel_folder
 from chairlift.engine.cuda.graphs import set_graph_limits
 from chairlift.engine.device.open_files import import_mlx_lm
-from chairlift.engine.parallel.place import Place, choose_device
+from chairlift.engine.parallel.place import RankPlace, choose_device
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ class Libraries(NamedTuple):
     kernels: KernelFolder | None
 
 
-def load_libraries(place: Place | None = None) -> Libraries:
+def load_libraries(place: RankPlace | None = None) -> Libraries:
     """Loads the BLAS, then MLX; with several ranks, MLX sees only the device of this one.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Failure codes of rows, in the same array as the tokens, so that they cost no extra read."""
+"""Failure codes of rows. They are in the tokens' array, so that reading them costs nothing."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class TokenCounts:
 
     def rearrange(self, kept: Seq[int], joined: Seq[tuple[Seq[int], Seq[int]]]) -> None:
         """Keeps the rows numbered ``kept``, in that order, then adds (prompt, output) rows."""
-        # All new rows in one array: one for each row takes twice as long with small vocabularies.
+        # One array for all new rows: an array for each takes twice as long with small vocabularies.
         shape = (len(joined), self._vocabulary)
         prompts, outputs = np.zeros(shape, np.bool_), np.zeros(shape, np.int32)
         for line, (prompt, output) in enumerate(joined):

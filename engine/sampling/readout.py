@@ -9,7 +9,7 @@ from chairlift.engine.sampling.sampler import Logprobs
 
 
 def read_logprobs(logprobs: Logprobs | None) -> dict[int, TokenLogprobs]:
-    """The log-probabilities by row. All have as many alternatives as the row that wants most."""
+    """The log-probabilities by row, each with as many alternatives as any row requests."""
     if logprobs is None:
         return {}
     chosen: Any = logprobs.values.chosen.tolist()

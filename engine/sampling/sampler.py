@@ -85,7 +85,7 @@ class Sampler:
     Args:
         vocabulary: the last dimension of the logits.
         agree: maps this rank's outcomes to those of all ranks; see ``parallel.ranks.Ranks``.
-        size: the number of lines to compute for so many rows, where sizes that recur are faster.
+        size: rounds a number of rows up to one that recurs, where shapes that recur are faster.
         upload: copies the random keys of each step to the device.
     """
 
@@ -104,17 +104,18 @@ class Sampler:
         self._set_rows([])
 
     def _set_rows(self, rows: list[SamplerRow]) -> None:
-        """Sets the rows, and finds out what any of them needs: that costs time for each row."""
+        """Sets the rows, and finds out once which steps of sampling any of them needs."""
         self._rows = rows
         self._params = [row.params for row in rows]
         # The numbers of the rows that are not greedy, and of those that request log-probabilities.
         self._drawn = [number for number, row in enumerate(rows) if not row.greedy]
         self._scored = [i for i, params in enumerate(self._params) if params.logprobs is not None]
         self._bans = any(params.min_tokens for params in self._params)
-        # Made at the first step with these rows: the entries of ``_biased`` with the rows that they
-        # ban tokens for, the penalties, and what is drawn by its number of lines.
+        # Made at the first step with these rows. The result of ``_bias_entries``, and its argument:
         self._bias: tuple[list[int], mx.array] | None = None
+        # Repetition, presence and frequency penalty, each ``[rows, 1]``.
         self._penalties: tuple[mx.array, mx.array, mx.array] | None = None
+        # The drawings by their number of lines.
         self._drawings: dict[int, Drawing] = {}
 
     @property
@@ -207,7 +208,7 @@ class Sampler:
         owners = [row for row, draft in enumerate(drafts) for _ in range(len(draft) + 1)]
         positions = self._repeated(owners)
         if self._counts is not None:
-            # What follows a filler is never kept, so any token may stand in for one.
+            # Tokens after a filler are never kept, so any token may stand in for a filler.
             known = [[max(token, 0) for token in draft] for draft in drafts]
             before = [draft[:i] for draft in known for i in range(len(draft) + 1)]
             positions._counts = self._counts.continued(owners, before)
@@ -286,7 +287,7 @@ class Sampler:
 
 
 def _places(owners: Seq[int], wanted: Seq[int], rows: int) -> list[int]:
-    """Where ``owners``, numbers below ``rows``, are among those ``wanted``."""
+    """The indices in ``owners``, numbers below ``rows``, of the numbers that ``wanted`` has."""
     if len(wanted) in (0, rows):
         return list(range(len(owners))) if wanted else []
     among = set(wanted)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 MAX_PLACES = 8
 
 
-class Match(NamedTuple):
+class LookupMatch(NamedTuple):
     """An earlier place whose tokens before it are a sequence's last ones.
 
     Attributes:
@@ -26,7 +26,7 @@ class Lookup:
 
     Args:
         shortest: tokens that have to be alike, at least 1.
-        longest: a match of so many tokens is as good as a longer one.
+        longest: a match of this many tokens is as good as a longer one.
     """
 
     def __init__(self, shortest: int, longest: int) -> None:
@@ -47,7 +47,7 @@ class Lookup:
             self._earlier.append(self._latest.get(run, 0))
             self._latest[run] = place
 
-    def find(self, text: Sequence[int], last: Sequence[int]) -> Match | None:
+    def find(self, text: Sequence[int], last: Sequence[int]) -> LookupMatch | None:
         """The place in the indexed text whose tokens before it are most like ``last``.
 
         Of equally good ones it is the latest; None if not even ``shortest`` tokens are alike.
@@ -60,13 +60,13 @@ class Lookup:
         if len(last) < size:
             return None
         place = self._latest.get(tuple(last[-size:]), 0)
-        best: Match | None = None
+        best: LookupMatch | None = None
         for _ in range(MAX_PLACES):
             if not place:
                 break
             length = _alike(text, place, last, self.longest)
             if best is None or length > best.length:
-                best = Match(place, length)
+                best = LookupMatch(place, length)
             if length == self.longest:
                 break
             place = self._earlier[place]

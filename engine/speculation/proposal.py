@@ -113,7 +113,8 @@ class PrefixProposer:
 
     def __init__(self, prefixes: Prefixes) -> None:
         self._prefixes = prefixes
-        # What is expected after the first ``_start`` tokens, and the version without any.
+        # The tokens expected after the first ``_start`` ones, and the version of the prefix cache
+        # that had none.
         self._expected: list[int] = []
         self._start = 0
         self._nothing_at = -1

@@ -1,6 +1,7 @@
 """The main module of a worker process: it answers messages on standard input until that is closed.
 
-A message is a pickled ``Load`` or ``Run``, an answer a pickled ``Answer``, each framed by ``wire``.
+A message is a pickled ``LoadFixture`` or ``RunJob``, an answer a pickled ``Answer``. Each is
+framed by ``wire``.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from chairlift.engine.workers.job import (
     MEMORY_BYTES,
     STACK_BYTES,
     Answer,
-    Load,
-    Run,
+    LoadFixture,
+    RunJob,
     WorkerFailed,
 )
 from chairlift.engine.workers.lifeline import follow_parent
@@ -65,17 +66,19 @@ def main() -> None:
         message = pickle.loads(data)
         answer, reply = _answer(message, fixtures, max_bytes)
         send(answers, reply)
-        if isinstance(message, Load):
+        if isinstance(message, LoadFixture):
             max_bytes = _used_bytes() + KEEP_BYTES
 
 
-def _answer(message: Load | Run, fixtures: dict[int, Any], max_bytes: int) -> tuple[Answer, bytes]:
+def _answer(
+    message: LoadFixture | RunJob, fixtures: dict[int, Any], max_bytes: int
+) -> tuple[Answer, bytes]:
     """The answer and its pickle. A process that uses more than ``max_bytes`` then is to end."""
     try:
-        if isinstance(message, Run):
+        if isinstance(message, RunJob):
             signal.setitimer(signal.ITIMER_PROF, message.cpu_seconds)
         value = _value(message, fixtures)
-        last = isinstance(message, Run) and _used_bytes() > max_bytes
+        last = isinstance(message, RunJob) and _used_bytes() > max_bytes
         answer = Answer(value, last=last)
         return answer, pickle.dumps(answer, protocol=pickle.HIGHEST_PROTOCOL)
     except MemoryError:
@@ -88,8 +91,8 @@ def _answer(message: Load | Run, fixtures: dict[int, Any], max_bytes: int) -> tu
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
-def _value(message: Load | Run, fixtures: dict[int, Any]) -> Any:
-    if isinstance(message, Load):
+def _value(message: LoadFixture | RunJob, fixtures: dict[int, Any]) -> Any:
+    if isinstance(message, LoadFixture):
         if message.forgotten is not None:
             fixtures.pop(message.forgotten, None)
         fixtures[message.key] = message.function(*message.args)

@@ -66,7 +66,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadFixture:
     """A message to the process: call ``function`` and keep its result as the fixture ``key``.
 
     Attributes:
@@ -80,7 +80,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunJob:
     """A message to the process: run a job, with the fixture ``key`` if that is not None."""
 
     function: Callable[..., Any]

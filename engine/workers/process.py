@@ -20,8 +20,8 @@ from chairlift.engine.workers.job import (
     Answer,
     Fixture,
     Job,
-    Load,
-    Run,
+    LoadFixture,
+    RunJob,
     TooExpensive,
     WorkerFailed,
 )
@@ -104,7 +104,7 @@ class WorkerProcess:
         if fixture is not None:
             self._load(fixture)
         key = None if fixture is None else fixture.key
-        return self._ask(Run(job.function, job.args, job.cpu_seconds, key), job.cpu_seconds)
+        return self._ask(RunJob(job.function, job.args, job.cpu_seconds, key), job.cpu_seconds)
 
     def kill(self) -> None:
         """Ends the process permanently, on any thread, even within a job. ``close`` must follow."""
@@ -127,14 +127,14 @@ class WorkerProcess:
             function, args = fixture.make()
             forgotten = next(iter(self._loaded)) if len(self._loaded) >= MAX_FIXTURES else None
             try:
-                self._ask(Load(fixture.key, function, args, forgotten), LOAD_SECONDS)
+                self._ask(LoadFixture(fixture.key, function, args, forgotten), LOAD_SECONDS)
             except TooExpensive:
                 raise WorkerFailed("a worker process does not load its fixture") from None
             if forgotten is not None:
                 self._loaded.pop(forgotten, None)
         self._loaded[fixture.key] = None
 
-    def _ask(self, message: Load | Run, seconds: float) -> Any:
+    def _ask(self, message: LoadFixture | RunJob, seconds: float) -> Any:
         process = self._process
         assert process is not None
         assert process.stdin is not None

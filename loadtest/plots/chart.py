@@ -14,7 +14,7 @@ from chairlift.loadtest.plots.markup import Element, element, path
 WIDTH, HEIGHT = 420.0, 262.0
 LEFT, RIGHT, TOP, BOTTOM = 56.0, 404.0, 28.0, 220.0
 _DOT_RADIUS = 3.5
-# Where labels of marks may stand: not on the axes.
+# The area in which labels of marks may stand: not on the axes.
 _PLOT = Box(LEFT, 0.0, WIDTH, BOTTOM)
 
 # The style sheet defines colours and dashes. Kinds differ in both, or in shape.

@@ -16,7 +16,7 @@ from support.tiny import TinyKind, tiny_model
 
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.capacity import Capacity, KVGeometry, bucket, resized, row_bucket
-from chairlift.cache.kinds import UnsupportedKind, layer_kinds, make_batch
+from chairlift.cache.kinds import UnsupportedKind, make_batch
 from chairlift.cache.quantized import Quantization
 from chairlift.cache.snapshot import LayerKind, Snapshot
 
@@ -223,7 +223,7 @@ def test_other_kinds_are_refused_by_name(caches: list[Any], named: str) -> None:
             return caches
 
     with pytest.raises(UnsupportedKind, match=named):
-        layer_kinds(Model())
+        make_batch(Model())
 
 
 def test_growing_buffers_exist_twice_one_layer_at_a_time() -> None:

@@ -19,7 +19,7 @@ from support.engine.soak import Soak
 
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.chunked import QuantizedChunkedLayer
-from chairlift.cache.kinds import layer_kinds, make_batch
+from chairlift.cache.kinds import make_batch
 from chairlift.cache.quantized import Quantization
 from chairlift.cache.saved.layers import LayerTemplate, pack, template_of
 from chairlift.cache.saved.nodes import fingerprint, make_node, read_node, write_node
@@ -287,7 +287,7 @@ def test_a_row_continues_from_a_file_of_mlx_lm(tmp_path: Path, steps: list[int])
     path = tmp_path / "a.safetensors"
     save_prompt_cache(str(path), theirs)
     one = _one_row(model, tokens[:1])
-    template = template_of(layer_kinds(model), one.extract(0))
+    template = template_of(make_batch(model).kinds, one.extract(0))
     batch = make_batch(model)
     batch.join(read_prompt_cache(path, done, template))
     expected = model(mx.array([tokens[done:]]), cache=theirs)

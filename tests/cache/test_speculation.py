@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.cache.speculation import assert_rows_hold, feed, kv_of
+from support.cache.speculation import assert_rows_hold, feed
 
 from chairlift.cache.batch import BatchCache
-from chairlift.cache.snapshot import KVPiece, LayerKind, StatePiece
-from chairlift.cache.speculation import NeedsReplay, Speculation, SpeculationError, logical_view
+from chairlift.cache.snapshot import LayerKind, StatePiece
+from chairlift.cache.speculation import NeedsReplay, Speculation, SpeculationError
 from chairlift.cache.state import StateLayer
 
 
@@ -197,32 +197,6 @@ def test_a_commit_writes_in_place() -> None:
         del read
     mx.eval(batch.state)
     assert mx.get_peak_memory() - base < batch.nbytes / 8
-
-
-@pytest.mark.parametrize("past", [0, 3, 9])
-def test_logical_view_reads_the_newest_in_order(past: int) -> None:
-    batch = batch_of(ROWS, MIXED)
-    rows = [list(row) for row in ROWS]
-    for i in range(past):
-        with batch.step(1):
-            feed(batch, np.full((3, 1), 200 + i))
-        rows = [[*row, 200 + i] for row in rows]
-
-    def assert_is(piece: KVPiece, tokens: Sequence[Sequence[int]]) -> None:
-        for array, expected in zip(piece.arrays, kv_of(np.array(tokens)), strict=True):
-            assert np.array_equal(np.array(array), np.array(expected))
-
-    for layer, max_tokens in ((0, 5), (1, 5), (3, 2)):
-        for count in range(1, max_tokens + 1):
-            newest = [row[-count:] for row in rows]
-            assert_is(logical_view(batch, layer, None, count), newest)
-            for r in range(3):
-                assert_is(logical_view(batch, layer, r, count), [newest[r]])
-    assert logical_view(batch, 0, 1, 0).tokens == 0
-    for layer, count in ((0, len(rows[0]) + 1), (1, 8), (2, 1), (0, -1)):
-        with pytest.raises(SpeculationError):
-            logical_view(batch, layer, None, count)
-    assert_rows_hold(batch, rows)
 
 
 def test_a_state_first_written_within_a_transaction() -> None:

@@ -11,7 +11,7 @@ from support.engine.core import build_core
 from support.engine.pages import HostPages
 from support.engine.reference import solo_tokens
 
-from chairlift.cache.kinds import layer_kinds
+from chairlift.cache.kinds import make_batch
 from chairlift.cache.pages.memory import can_page
 from chairlift.engine.core.acceleration import accelerate
 from chairlift.engine.core.core import EngineCore
@@ -54,7 +54,7 @@ def _check(name: str) -> Result:
         expected = {key: solo_tokens(alone, *request) for key, request in requests.items()}
     model = tiny_model(name)
     adapt(model)
-    if not can_page(layer_kinds(model)):
+    if not can_page(make_batch(model).kinds):
         return Result(name, "not applicable", detail="its layers cache something else")
     core = _core(model, name)
     if not isinstance(core.pipeline.forward, PagedForward):

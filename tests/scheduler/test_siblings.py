@@ -14,7 +14,7 @@ from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.plan import NO_CAPACITY, Plan
 from chairlift.scheduler.scheduler import MAX_PASSED, Scheduler
 from chairlift.scheduler.sequence import Sequence
-from chairlift.scheduler.siblings import MIN_SHARED, Followers, Sibling, sibling_of
+from chairlift.scheduler.siblings import MIN_SHARED, Sibling, SiblingFollowers, sibling_of
 
 SHARED = list(range(300))
 
@@ -198,7 +198,7 @@ def test_the_sibling_is_the_sequence_that_will_compute_the_longest_shared_prefix
 def test_followers_are_ready_once_their_sibling_has_computed_the_prefix(seed: int) -> None:
     rng = random.Random(seed)
     leaders = [Sequence(f"leader {n}", [1] * 50, 1, computed=1) for n in range(3)]
-    followers, waiting = Followers(), dict[Sequence, Sibling]()
+    followers, waiting = SiblingFollowers(), dict[Sequence, Sibling]()
     for number in range(60):
         action = rng.random()
         if action < 0.5:

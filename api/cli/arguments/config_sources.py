@@ -107,7 +107,7 @@ def _key(action: argparse.Action) -> str:
 
 
 def _in_sources(actions: _Actions) -> dict[str, argparse.Action]:
-    """Those of ``actions`` that files and variables may name."""
+    """The actions that files and variables may set."""
     return {
         key: action
         for key, action in actions.items()

@@ -27,7 +27,7 @@ class Setting(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """What run time uses where a setting has no value: a value or None, and an explanation."""
+    """The value, or None, that run time uses for a setting without one, and an explanation."""
 
     value: object
     source: str

@@ -65,7 +65,7 @@ class Conversation:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """What the next request sends: the system prompt, if any, and the turns."""
+        """The messages of the next request: the system prompt, if any, and the turns."""
         if self.system is None:
             return list(self.turns)
         return [{"role": "system", "content": self.system}, *self.turns]

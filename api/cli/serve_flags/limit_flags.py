@@ -153,7 +153,7 @@ def limit_settings(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def supervision(options: argparse.Namespace) -> Supervision:
-    """When the engine process is restarted, and when the server gives up."""
+    """The limits after which the engine process is restarted, and the server gives up."""
     return Supervision(options.engine_timeout, options.engine_start_attempts)
 
 

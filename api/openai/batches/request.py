@@ -34,7 +34,7 @@ def _checked(window: str) -> str:
 
 
 class ExpiresAfter(Request):
-    """When files expire: so many seconds after their creation."""
+    """The expiry of files: ``seconds`` after their creation."""
 
     anchor: Literal["created_at"]
     seconds: Annotated[int, Field(ge=3600, le=2592000)]

@@ -33,7 +33,7 @@ class Slots:
         return Slot(self, choices)
 
     async def acquire(self, choices: int) -> None:
-        """Waits for so many slots. ``Slot`` calls it."""
+        """Waits for this many slots. ``Slot`` calls it."""
         async with self._turn:
             while not self._has_room(choices):
                 self._released.clear()
@@ -45,7 +45,7 @@ class Slots:
             self.used += choices
 
     def release(self, choices: int) -> None:
-        """Releases so many slots. ``Slot`` calls it."""
+        """Releases this many slots. ``Slot`` calls it."""
         self.used -= choices
         self._released.set()
 

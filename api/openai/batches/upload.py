@@ -19,7 +19,7 @@ from chairlift.engine.errors import RequestError
 DEFAULT_SECONDS = 30 * 86400
 MIN_SECONDS = 3600
 PURPOSE = "batch"
-# What is written at once: a thread writes it, and it must arrive within the time for a body.
+# A thread writes this many bytes at once; they must arrive within the time limit of a body.
 PIECE_BYTES = 1 << 20
 _MAX_FIELD_BYTES = 1024
 _MAX_FIELDS = 16

@@ -21,7 +21,7 @@ from chairlift.cache.packed.step import PackedLayer
 from chairlift.cache.snapshot import LayerKind
 from chairlift.engine.cpu.compiled.jobs import NoProgramError, Program
 from chairlift.engine.cpu.compiled.row_attention import AttentionJobs
-from chairlift.engine.cpu.elementwise import Norm
+from chairlift.engine.cpu.elementwise import HostNorm
 from chairlift.engine.cpu.gemm import Floats
 from chairlift.engine.cpu.host_attention import (
     DecodeCache,
@@ -71,15 +71,15 @@ class HostDecoderLayer:
         self._attention: HostAttention = layer.self_attn.host
         self._mlp: HostMlp = layer.mlp.host
         self._inputs = inputs
-        after = Norm(layer.post_attention_layernorm, inputs)
-        self._before_attention = Norm(layer.input_layernorm, inputs)
-        self._after_attention: Norm | None = None
+        after = HostNorm(layer.post_attention_layernorm, inputs)
+        self._before_attention = HostNorm(layer.input_layernorm, inputs)
+        self._after_attention: HostNorm | None = None
         self._before_mlp = after
-        self._after_mlp: Norm | None = None
+        self._after_mlp: HostNorm | None = None
         if set(layer.children()) == _GEMMA_PARTS:
             self._after_attention = after
-            self._before_mlp = Norm(layer.pre_feedforward_layernorm, inputs)
-            self._after_mlp = Norm(layer.post_feedforward_layernorm, inputs)
+            self._before_mlp = HostNorm(layer.pre_feedforward_layernorm, inputs)
+            self._after_mlp = HostNorm(layer.post_feedforward_layernorm, inputs)
         self._programs = _Programs()
         self._names = "x", "middle"
 
@@ -98,7 +98,7 @@ class HostDecoderLayer:
         middle += self._after_mlp(part) if self._after_mlp else part
         return middle
 
-    def step(self, tokens: int) -> Step | None:
+    def step(self, tokens: int) -> LayerPrograms | None:
         """The programs for some tokens; None if one call at a time has to compute the layer."""
         products = *self._attention.products, *self._mlp.products
         if tokens > _MAX_TOKENS or any(each.addition is not None for each in products):
@@ -111,7 +111,7 @@ class HostDecoderLayer:
                 steps[tokens] = None
         return steps[tokens]
 
-    def _build(self, tokens: int) -> Step:
+    def _build(self, tokens: int) -> LayerPrograms:
         before, after = ProgramBuilder(), ProgramBuilder()
         read, write = self._names
         x = before.array(read, tokens, self._inputs)
@@ -136,10 +136,10 @@ class HostDecoderLayer:
             attention = None
         whole.program.extend(after.program)
         programs = before.program, after.program, whole.program
-        return Step(self._attention, x, projected, mixed, middle, *programs, attention)
+        return LayerPrograms(self._attention, x, projected, mixed, middle, *programs, attention)
 
 
-class Step(NamedTuple):
+class LayerPrograms(NamedTuple):
     """The programs of a layer for a number of tokens, and the arrays that they share.
 
     Attributes:
@@ -189,7 +189,7 @@ class _Programs(threading.local):
     """A layer's compiled steps by number of tokens, for each thread: steps share memory."""
 
     def __init__(self) -> None:
-        self.steps: dict[int, Step | None] = {}
+        self.steps: dict[int, LayerPrograms | None] = {}
 
 
 def install(layers: Sequence[Any]) -> int:

@@ -21,7 +21,7 @@ from chairlift.cache.layer import HostPlaces
 from chairlift.cache.packed.host_step import host_step
 from chairlift.engine.cpu.compiled.jobs import Program, ProgramChain
 from chairlift.engine.cpu.compiled.row_attention import are_alike
-from chairlift.engine.cpu.decoder.layer import HostDecoderLayer, Step, is_plain
+from chairlift.engine.cpu.decoder.layer import HostDecoderLayer, LayerPrograms, is_plain
 from chairlift.engine.cpu.host_attention import DecodeCache, DecodeMask
 from chairlift.engine.cpu.host_linear import Products
 from chairlift.engine.cpu.views import view
@@ -128,7 +128,7 @@ class _Pending(threading.local):
     """
 
     def __init__(self) -> None:
-        self.steps: list[Step] = []
+        self.steps: list[LayerPrograms] = []
         self.places: list[HostPlaces] = []
         self.first = 0
         self.x = mx.array(0)

@@ -26,7 +26,7 @@ from chairlift.engine.cuda.paged.arrays import (
     window_array,
 )
 from chairlift.engine.cuda.paged.packing import template_of
-from chairlift.engine.cuda.paged.token_attention import empty_pool
+from chairlift.engine.cuda.paged.token_attention import empty_pool, heads_per_block
 from chairlift.engine.cuda.source import included, launch_bounds
 
 # Rows of a block's products, pairs of a token and a head.
@@ -37,12 +37,12 @@ MAX_HEADS = 16
 
 def tile_tokens(group: int) -> int:
     """The tokens of a tile, if ``group`` query heads share a key head."""
-    return TILE // _heads_per_block(group)
+    return TILE // heads_per_block(group, MAX_HEADS)
 
 
 def blocks_per_tile(group: int) -> int:
     """The blocks that compute a tile, for each key head."""
-    return group // _heads_per_block(group)
+    return group // heads_per_block(group, MAX_HEADS)
 
 
 def block_columns(dim: int) -> int:
@@ -118,8 +118,8 @@ def _attend(
 ) -> mx.array:
     tokens, heads, _, dim = queries.shape
     value_dim = new.values.shape[3]
-    heads_per_block = _heads_per_block(heads // pool.keys.shape[1])
-    blocks = heads // heads_per_block
+    block_heads = heads_per_block(heads // pool.keys.shape[1], MAX_HEADS)
+    blocks = heads // block_heads
     # A recurring size, so that the memory serves other steps.
     places = step_size(step.slots * blocks)
     mixed: mx.array
@@ -147,7 +147,7 @@ def _attend(
             ("VALUE", value_dim),
             ("COLUMNS", block_columns(dim)),
             ("ROWS", TILE),
-            ("HEADS", heads_per_block),
+            ("HEADS", block_heads),
             ("PAGE", PAGE_TOKENS),
             ("SINKS", sinks is not None),
             ("CAPPED", softcap is not None),
@@ -163,10 +163,6 @@ def _attend(
         output_dtypes=[queries.dtype, mx.float32, mx.float32],
     )
     return mixed
-
-
-def _heads_per_block(group: int) -> int:
-    return next(n for n in range(min(group, MAX_HEADS), 0, -1) if group % n == 0)
 
 
 @functools.cache

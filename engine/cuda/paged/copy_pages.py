@@ -11,7 +11,7 @@ from chairlift.cache.pages.kernels import KeysValues
 from chairlift.engine.cuda.source import included
 
 _THREADS = 256
-# A thread copies so many bytes; every page is a multiple of them, because it has 64 tokens.
+# A thread copies this many bytes; every page is a multiple of them, because it has 64 tokens.
 _WORD_BYTES = 16
 
 

@@ -27,7 +27,7 @@ WARPS = 8
 MANY_HEADS = 17
 # Numbers that a warp computes together, of a query and of a value.
 _QUERY_STEP, _VALUE_STEP = 32, 16
-# Results of a token's spans take at most so many bytes.
+# Results of a token's spans take at most this many bytes.
 MAX_PARTIAL_BYTES = 1 << 26
 
 

@@ -25,7 +25,7 @@ NUMBERS = 8
 
 
 class Form(NamedTuple):
-    """What the tiles of a layer depend on; layers of the same form share them.
+    """The properties of a layer that determine its tiles; layers of the same form share them.
 
     Attributes:
         key_heads: key heads.

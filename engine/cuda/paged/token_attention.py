@@ -66,7 +66,7 @@ def token_attention(
         scale: factor of the scores.
         sinks: ``[heads]``, or None.
         quantization: that of the pool.
-        count: only so many tokens, the first ones, are computed; None: all.
+        count: only this many tokens, the first ones, are computed; None: all.
         softcap: see ``cache.pages.kernels.Scoring``.
 
     Returns:
@@ -76,11 +76,16 @@ def token_attention(
     dims = queries.shape[3], new.values.shape[3]
     _compile(queries.dtype, dims, group, sinks is not None, quantization, softcap is not None)
     count = len(queries) if count is None else count
-    span = span_of(count * queries.shape[1] // _heads_per_block(group))
+    span = span_of(count * queries.shape[1] // heads_per_block(group))
     splits = -(-(limit + 16) // span)
     return _attend(
         *(queries, new, pool, step, scale, sinks, span, splits, quantization, count, softcap)
     )
+
+
+def heads_per_block(group: int, most: int = MAX_HEADS) -> int:
+    """The query heads of a key head that a block computes: a divisor of ``group``."""
+    return next(n for n in range(min(group, most), 0, -1) if group % n == 0)
 
 
 def span_of(blocks: int) -> int:
@@ -139,8 +144,8 @@ def _attend(
     _, heads, _, dim = queries.shape
     value_dim = new.values.shape[3]
     group = heads // pool.keys.shape[1]
-    heads_per_block = _heads_per_block(group)
-    blocks = heads // heads_per_block
+    block_heads = heads_per_block(group)
+    blocks = heads // block_heads
     tensor = dim in TENSOR_DIMS and queries.dtype != mx.float32
     # Two warps have as much shared memory with long keys as four with shorter ones.
     warps = 2 if tensor and dim > 128 else 4
@@ -162,7 +167,7 @@ def _attend(
             ("T", queries.dtype),
             ("DIM", dim),
             ("VALUE", value_dim),
-            ("HEADS", heads_per_block),
+            ("HEADS", block_heads),
             ("WARPS", warps),
             ("PAGE", PAGE_TOKENS),
             ("MANY", many),
@@ -181,10 +186,6 @@ def _attend(
         output_dtypes=[queries.dtype, mx.float32, mx.float32],
     )
     return out
-
-
-def _heads_per_block(group: int) -> int:
-    return next(n for n in range(min(group, MAX_HEADS), 0, -1) if group % n == 0)
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from gguf.constants import GGMLQuantizationType as GGMLType
 GROUP = 32
 # The bits of a code in MLX. Scales and biases are float16 numbers, or a power of two times one.
 _BITS = {GGMLType.Q4_0: 4, GGMLType.Q4_1: 4, GGMLType.Q8_0: 8}
-# Those of types whose scales and biases are products, which float32 holds exactly.
+# The same for types whose scales and biases are products, which float32 holds exactly.
 _BITS_IN_FLOAT32 = {GGMLType.Q4_K: 4, GGMLType.Q5_K: 8}
 # Groups of a block of these types, and the bytes of their scales and biases.
 _GROUPS, _FACTORS = 8, 12

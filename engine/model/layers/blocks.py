@@ -19,7 +19,7 @@ def block_size(tokens: int, least: int, most: int) -> int:
 
 
 def cut(x: mx.array, block: int, groups: int) -> mx.array:
-    """``[rows, tokens, heads, ...]`` → blocks of so many tokens."""
+    """``[rows, tokens, heads, ...]`` → blocks of this many tokens."""
     rows, tokens, heads = x.shape[:3]
     x = x.astype(mx.float32)
     if fill := -tokens % block:

@@ -22,7 +22,7 @@ from chairlift.engine.model.layers.blocks import block_size, cut, decays, joined
 MIN_BLOCK, MAX_BLOCK = 8, 64
 
 
-class Kernel(Protocol):
+class DecayedKernel(Protocol):
     """Computes the rule on a device, for arrays that it takes."""
 
     def __call__(
@@ -39,7 +39,7 @@ class Kernel(Protocol):
         ...
 
 
-def install(model: Any, kernel: Kernel | None = None) -> bool:
+def install(model: Any, kernel: DecayedKernel | None = None) -> bool:
     """Replaces mlx-lm's functions that a model's layers call; returns whether any does.
 
     Args:
@@ -112,7 +112,7 @@ def _computed(
     v: mx.array,
     logs: mx.array,
     state: mx.array | None,
-    kernel: Kernel | None,
+    kernel: DecayedKernel | None,
 ) -> tuple[mx.array, mx.array]:
     """As ``decayed_attention``, with states ``[rows, heads, value dim, key dim]``."""
     if kernel is not None and state is not None:
@@ -125,7 +125,7 @@ def _computed(
 
 
 def _ssm_attn(
-    original: Callable[..., Any], names: dict[str, Any], kernel: Kernel | None
+    original: Callable[..., Any], names: dict[str, Any], kernel: DecayedKernel | None
 ) -> Callable[..., Any]:
     """mlx-lm's ``ssm_attn``; ``names`` are the globals of its module."""
 
@@ -161,7 +161,7 @@ def _ssm_attn(
 
 
 def _recurrent_gla(
-    original: Callable[..., Any], _: dict[str, Any], kernel: Kernel | None
+    original: Callable[..., Any], _: dict[str, Any], kernel: DecayedKernel | None
 ) -> Callable[..., Any]:
     """mlx-lm's ``recurrent_gla``, whose arrays are ``[rows, heads, tokens, dim]``."""
 

@@ -31,7 +31,7 @@ _TILE = 8
 _NAMES = ("gated_delta_ops", "gated_delta_chunked")
 
 
-class Kernel(Protocol):
+class GatedDeltaKernel(Protocol):
     """Computes the rule on a device, for arrays that it takes."""
 
     def __call__(
@@ -48,7 +48,7 @@ class Kernel(Protocol):
         ...
 
 
-def install(model: Any, kernel: Kernel | None = None) -> bool:
+def install(model: Any, kernel: GatedDeltaKernel | None = None) -> bool:
     """Replaces the loop over tokens that a model's layers call.
 
     Args:
@@ -68,7 +68,7 @@ def install(model: Any, kernel: Kernel | None = None) -> bool:
     return found
 
 
-def _replaced(original: Callable[..., Any], kernel: Kernel | None) -> Callable[..., Any]:
+def _replaced(original: Callable[..., Any], kernel: GatedDeltaKernel | None) -> Callable[..., Any]:
     def gated_delta(
         q: mx.array,
         k: mx.array,

@@ -17,8 +17,8 @@ class Kernels(NamedTuple):
         decayed: for state space models and gated linear attention.
     """
 
-    gated_delta: gated_delta.Kernel | None = None
-    decayed: decayed.Kernel | None = None
+    gated_delta: gated_delta.GatedDeltaKernel | None = None
+    decayed: decayed.DecayedKernel | None = None
 
 
 def install(model: Any, kernels: Kernels | None = None) -> None:

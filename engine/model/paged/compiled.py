@@ -31,8 +31,9 @@ log = logging.getLogger(__name__)
 STEADY = 8
 # The number of compiled shapes that are kept.
 MAX_SHAPES = 256
-# As a share of a row's logits, in so many of the rows. Fused operations round less often, which
-# sends a few tokens to other experts; a wrong array would make all rows wrong.
+# In at least SHARE of the rows, a compiled step's logits differ from a plain one's by at most
+# TOLERANCE of the row's logits. Fused operations round less often, which sends a few tokens to
+# other experts; a wrong array would make all rows wrong.
 TOLERANCE, SHARE = 0.15, 0.5
 _TRIAL = Trial(
     within_rms(TOLERANCE, SHARE),

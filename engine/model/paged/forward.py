@@ -22,9 +22,9 @@ from chairlift.cache.pages.step_parts import Division, PagedAttention
 from chairlift.cache.pages.upload import HostBuffers, Numbers, uploaded
 from chairlift.engine.model.chunk import Chunk, PackedTokens, packed_tokens
 from chairlift.engine.model.drafted import DraftedBand, row_runs
-from chairlift.engine.model.forward import Forward, Outcome
+from chairlift.engine.model.forward import Forward, ForwardOutput
 from chairlift.engine.model.head import Head
-from chairlift.engine.model.lora_routing import Run, Slot
+from chairlift.engine.model.lora_routing import AdapterRun, Slot
 from chairlift.engine.model.paged import inputs
 from chairlift.engine.model.paged.compiled import BuiltStep, CompiledSteps, StepForm
 from chairlift.engine.model.paged.inputs import (
@@ -41,7 +41,7 @@ from chairlift.engine.model.vision.token_inputs import TokenInputs
 # Steps with chunks launch what rows of this many tokens need, also if all rows are shorter; prompts
 # may have any length.
 COMPILED_TOKENS = 8192
-# Different tokens of the steps that compile; any vocabulary has so many.
+# Different tokens of the steps that compile; any vocabulary has at least this many.
 TRIAL_TOKENS = 8
 
 
@@ -87,10 +87,10 @@ class PagedForward(Forward):
         adapters: Seq[Slot] = (),
         drafted: Seq[DraftedBand] = (),
         shifts: Seq[int] = (),  # none: see ``VisionModel.is_placed``
-    ) -> Outcome:
+    ) -> ForwardOutput:
         rows = cast("list[PagedBatch]", [band for band in bands if len(band)])
         if not rows and not chunks:
-            return Outcome(None, {}, {})
+            return ForwardOutput(None, {}, {})
         if self.splits or adapters:
             self.settle()
         if self.splits and (parts := self._parts_of(chunks)):
@@ -120,9 +120,9 @@ class PagedForward(Forward):
         parts: Mapping[int, Seq[Chunk]],
         adapters: Seq[Slot],
         drafted: Seq[DraftedBand],
-    ) -> Outcome:
+    ) -> ForwardOutput:
         """A step in which the first ``parts`` of some chunks have calls of their own."""
-        results: dict[int, list[Outcome]] = {}
+        results: dict[int, list[ForwardOutput]] = {}
         for number, own in parts.items():
             results[number] = []
             for part in own[:-1]:
@@ -141,7 +141,7 @@ class PagedForward(Forward):
                 if arrays:
                     own_last = [whole[number]] if number in whole else []
                     whole[number] = mx.concatenate([*arrays, *own_last])
-        return Outcome(logits, scored, hidden)
+        return ForwardOutput(logits, scored, hidden)
 
     @property
     def _division(self) -> Division:
@@ -226,9 +226,9 @@ class PagedForward(Forward):
         rows: Seq[PagedBatch],
         tokens: RowTokens,
         chunks: Seq[Chunk],
-        runs: Seq[Run],
+        runs: Seq[AdapterRun],
         counts: Seq[Seq[int]] | None,
-    ) -> Outcome:
+    ) -> ForwardOutput:
         """A step in which each token reads its columns by itself; arguments as ``_with_chunks``."""
         lengths = [len(chunk.tokens) for chunk in chunks]
         packed = packed_tokens(len(tokens), chunks, lengths)
@@ -236,7 +236,7 @@ class PagedForward(Forward):
         plain = [[1] * len(batch) for batch in rows]
         own = [*(counts or plain), *([length] for length in lengths)]
         padding = step_size(len(tokens) + sum(lengths)) - len(tokens) - sum(lengths)
-        runs = [*runs, *(Run(chunk.adapter, len(chunk.tokens)) for chunk in chunks)]
+        runs = [*runs, *(AdapterRun(chunk.adapter, len(chunk.tokens)) for chunk in chunks)]
         more = [packed.new + [0] * padding, []]
         if any(chunk.choices for chunk in chunks):
             more[1] = padded_positions(packed, step_size(packed.sampled))
@@ -251,7 +251,7 @@ class PagedForward(Forward):
         )
         with (
             fed_step(step_with, tokens, more) as (step, fed, positions),
-            self.routing.of([*runs, Run(None, padding)] if padding else runs),
+            self.routing.route([*runs, AdapterRun(None, padding)] if padding else runs),
         ):
             steps = self._steps if self.routing.call is None else self._adapted_steps
             logits = steps(step, fed, None, self._take_built())
@@ -269,9 +269,9 @@ class PagedForward(Forward):
         rows: Seq[PagedBatch],
         tokens: RowTokens,
         chunks: Seq[Chunk],
-        runs: Seq[Run],
+        runs: Seq[AdapterRun],
         counts: Seq[Seq[int]] | None,
-    ) -> Outcome:
+    ) -> ForwardOutput:
         """A step in which the tokens of a prompt, and those of a row with a draft, are a chunk.
 
         Args:
@@ -287,8 +287,8 @@ class PagedForward(Forward):
         row_limit = rows_bound(packed.sampled, size)
         runs = [
             *runs,
-            *(Run(chunk.adapter, len(chunk.tokens)) for chunk in chunks),
-            *([Run(None, tail)] if tail else []),
+            *(AdapterRun(chunk.adapter, len(chunk.tokens)) for chunk in chunks),
+            *([AdapterRun(None, tail)] if tail else []),
         ]
         given = [chunk.inputs(len(chunk.tokens), len(chunk.tokens)) for chunk in chunks]
         plain = not all(each.is_plain for each in given)
@@ -304,7 +304,7 @@ class PagedForward(Forward):
         )
         with (
             fed_step(step_with, tokens, more) as (step, fed, positions),
-            self.routing.of(runs),
+            self.routing.route(runs),
             self._given([TokenInputs(len(tokens)), *given, TokenInputs(tail)]),
         ):
             adapted = self.routing.call is not None
@@ -325,9 +325,9 @@ class PagedForward(Forward):
         return logits[:, -1]
 
 
-def _outcome(logits: mx.array, packed: PackedTokens, step: PagedStep) -> Outcome:
+def _outcome(logits: mx.array, packed: PackedTokens, step: PagedStep) -> ForwardOutput:
     """The outcome of a step; if none of its logits are sampled, they are evaluated all the same."""
     if packed.sampled:
-        return Outcome(logits, {}, {})
+        return ForwardOutput(logits, {}, {})
     step.memory.effects.append(logits)
-    return Outcome(None, {}, {})
+    return ForwardOutput(None, {}, {})

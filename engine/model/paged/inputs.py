@@ -13,12 +13,12 @@ from chairlift.cache.pages.layer import PagedStep
 from chairlift.cache.pages.page import doubled
 from chairlift.engine.model.chunk import Chunk, PackedTokens
 
-# A step with chunks has the shape of one with so many tokens of rows; with more, of one with twice
-# as many, and so on.
+# A step with chunks has the shape of one with this many tokens of rows, or with twice as many, and
+# so on.
 ROWS = 64
-# The tokens of a step are computed one by one if it has at most so many prompt tokens, and if the
-# tokens of chunks see at most so many columns: each of them reads its columns by itself. Attention
-# of chunks reads columns once, and takes the host a third longer to launch.
+# The tokens of a step are computed one by one, so that each reads its columns by itself, if it has
+# at most this many prompt tokens, which see at most this many columns. Attention of chunks reads
+# columns once, and takes the host a third longer to launch.
 FEW_TOKENS, FEW_COLUMNS = 64, 1 << 16
 
 

@@ -14,13 +14,13 @@ from chairlift.engine.errors import RequestError
 # By the names that Pillow and media types have for them.
 FORMATS = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp", "GIF": "image/gif"}
 # An image of more pixels is refused before it is decoded: RGB takes three bytes for each, and
-# processors make float32 of it. A photograph of a good camera has about so many.
+# processors make float32 of it. A good camera's photographs have about this many.
 MAX_PIXELS = 50_000_000
 # The longest side of an image with "detail": "low", as OpenAI has it.
 LOW_DETAIL = 512
 # Pillow's name for a JPEG that other pictures follow, as of many phones.
 _SEVERAL_JPEGS = "MPO"
-# What turns an image upright, by its orientation in EXIF.
+# The transposition that turns an image upright, by its orientation in EXIF.
 _UPRIGHT = {
     2: Transpose.FLIP_LEFT_RIGHT,
     3: Transpose.ROTATE_180,

@@ -123,8 +123,8 @@ class ImageEncoder:
         if missing:
             self._waiting[request_id] = _Waiting(prompt, missing)
 
-    def of(self, request_id: str) -> PromptImages | None:
-        """What ``begin`` has registered of a request; None if nothing."""
+    def images_of(self, request_id: str) -> PromptImages | None:
+        """The images that ``begin`` has registered of a request; None if there are none."""
         return self._requests.get(request_id)
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""What ``get_input_embeddings`` takes for one image, and what it returns for its tokens."""
+"""The arguments and results of ``get_input_embeddings`` for one image."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ImageInputs:
     def __init__(self, model: Any, family: Family) -> None:
         self._model = model
         self._family = family
-        # What stands for an image in prompts that the model lengthens.
+        # The token that stands for an image in prompts that the model lengthens.
         self._mark = int(family.mark or getattr(model.config, "image_token_index", None) or 0)
 
     def embedded(self, image: PromptImage, own: Sequence[int]) -> Any:
@@ -72,11 +72,11 @@ class ImageInputs:
         return [self._mark] * len(image.places)
 
     def _arrays(self, image: PromptImage) -> dict[str, Any]:
-        """What the processor made of an image, by parameter: arrays, and lists of arrays."""
+        """The processor's output for an image, by parameter: arrays, and lists of arrays."""
         vision = getattr(self._model.config, "vision_config", None)
         positions = ("position_embedding_size", "mm_posemb_size")
         pixels = image.arrays.get("pixel_values")
-        # What mlx-vlm's code indexes without a check, by parameter.
+        # The sizes of the arrays that mlx-vlm's code indexes without a check, by parameter.
         sizes = {
             "image_input_idx": _length(image),
             "image_position_ids": max(getattr(vision, name, 0) for name in positions),

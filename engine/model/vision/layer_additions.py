@@ -78,7 +78,7 @@ def layer_additions(model: Any, family: Family) -> LayerAdditions | None:
 
 
 def additions_of(embeds: Any, image: PromptImage, family: Family) -> list[mx.array]:
-    """What an image adds to each of the layers, ``[places, hidden size]``.
+    """The arrays that an image adds to each of the layers, ``[places, hidden size]``.
 
     Args:
         embeds: the ``deepstack_visual_embeds`` of its ``InputEmbeddingsFeatures``.

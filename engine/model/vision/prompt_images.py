@@ -87,6 +87,6 @@ class PromptImages:
 
 
 def _shift_behind(shifts: Positions) -> int:
-    """Positions go on after the largest one of the prompt."""
+    """The shift of tokens after the prompt: their positions follow the prompt's largest one."""
     length: int = shifts.shape[1]
     return int((shifts + np.arange(length)).max()) + 1 - length

@@ -46,7 +46,7 @@ class Together:
         return ()
 
     def arguments(self, length: int, cache: Any, inputs: Sequence[TokenInputs]) -> dict[str, Any]:
-        """What the language model takes for that, in a call with ``length`` tokens a row."""
+        """The language model's arguments for that, in a call with ``length`` tokens a row."""
         if self._kind is None or cache is None or not has_rows(cache[0]):
             return {}
         runs = _numbers(inputs)

@@ -1,4 +1,4 @@
-"""What the tokens of a model call bring besides their ids: embeddings and positions."""
+"""The inputs of a model call besides token ids: embeddings and positions."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def no_inputs(inputs: Sequence[TokenInputs]) -> AbstractContextManager[None]:
 
 
 def given_of(model: Any) -> Given:
-    """Tells ``model`` what tokens bring besides their ids; only models that see take it."""
+    """The function that gives ``model`` its inputs besides token ids, if the model sees."""
     given: Given = getattr(model, "given", no_inputs)
     return given
 
 
 def row_inputs(counts: Sequence[int], shifts: Sequence[int]) -> list[TokenInputs]:
-    """The inputs of rows with so many tokens; ``shifts`` is empty if all are 0."""
+    """The inputs of rows with ``counts`` tokens; ``shifts`` is empty if all are 0."""
     if not shifts:
         return [TokenInputs(sum(counts))]
     return [TokenInputs(*each) for each in zip(counts, shifts, strict=True)]

@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from chairlift.engine.model.attention_blocks import blocks, by_head, part_of
 
-# Those of 1,024 patches and 12 heads are six blocks.
+# The scores of 1,024 patches and 12 heads are computed in six blocks of this size.
 _SCORE_BYTES = 1 << 23
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.api.fake_engine import model_info
 
 from chairlift.api.http.version import VERSION
-from chairlift.api.server.banner import MAX_LINES, banner_fields, banner_lines
+from chairlift.api.server.banner import banner_fields, banner_lines
 from chairlift.api.server.start_progress import StartProgress
 from chairlift.api.service import Service
 from chairlift.api.settings import ServerSettings
@@ -37,7 +37,7 @@ def test_the_banner_is_short_and_has_the_addresses(
         weight_bytes=weights, kv_limit_bytes=kv, prefix_bytes=prefix, advice=tuple(advice)
     )
     lines = banner_lines("org/tiny", info, ADDRESS, page)
-    assert len(lines) == 4 + page + bool(advice) <= MAX_LINES
+    assert len(lines) == 4 + page + bool(advice) <= 6
     assert f"Chairlift {VERSION} serves org/tiny (llama, " in lines[0]
     assert lines[0].endswith("float32) on cpu")
     assert "context 2048 tokens, 8 rows, KV cache " in lines[1]

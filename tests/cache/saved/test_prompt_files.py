@@ -23,7 +23,7 @@ from mlx_lm.models.cache import (
 from support.cache.saved import assert_same_snapshot
 from support.tiny import tiny_model
 
-from chairlift.cache.kinds import layer_kinds, make_batch
+from chairlift.cache.kinds import make_batch
 from chairlift.cache.saved.layers import template_of
 from chairlift.cache.saved.promptfile import read_prompt_cache
 from chairlift.cache.saved.safetensors import SavedStateError
@@ -95,7 +95,7 @@ def test_a_model_continues_from_its_mlx_lm_file(tmp_path: Path, prompt: int) -> 
     batch.join(Snapshot(0, 0, (None,) * len(theirs)))
     with batch.step(1):
         mx.eval(model(tokens[:, :1], cache=batch.layers))
-    template = template_of(layer_kinds(model), batch.extract(0))
+    template = template_of(make_batch(model).kinds, batch.extract(0))
     batch.reset()
     batch.join(read_prompt_cache(path, prompt + 20, template))
     with batch.step(1):

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from chairlift.engine.client.routing import Load, Router
+from chairlift.engine.client.routing import ReplicaLoad, Router
 from chairlift.engine.client.step_speed import StepCosts
 from chairlift.engine.messages import SamplingParams, Submit
 
@@ -90,7 +90,7 @@ def served(traffic: Traffic, costs: StepCosts, replicas: int, max_rows: int = 32
             params = SamplingParams(max_tokens=traffic.output, seed=0)
             request = Submit("name", pending.pop(), params)
             loads = [
-                Load(
+                ReplicaLoad(
                     *(number, sum(row.prompt for row in engine.waiting)),
                     *(sum(row.output for row in engine.waiting), len(engine.waiting), max_rows),
                 )

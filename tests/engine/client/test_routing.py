@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from chairlift.engine.client import prefix_index
 from chairlift.engine.client.prefix_index import BLOCK, PrefixIndex, block_hashes
-from chairlift.engine.client.routing import Load, Router
+from chairlift.engine.client.routing import ReplicaLoad, Router
 from chairlift.engine.client.step_speed import UNMEASURED, StepSpeed
 from chairlift.engine.messages import SamplingParams, Submit
 
@@ -26,8 +26,8 @@ def tokens(seed: int, length: int) -> list[int]:
     return random.Random(seed).choices(range(1000), k=length)
 
 
-def idle(*replicas: int) -> list[Load]:
-    return [Load(replica, 0, 0, 0, ROWS) for replica in replicas]
+def idle(*replicas: int) -> list[ReplicaLoad]:
+    return [ReplicaLoad(replica, 0, 0, 0, ROWS) for replica in replicas]
 
 
 def measured(router: Router, base: float, row: float, prompt: float) -> None:
@@ -108,7 +108,7 @@ def test_rows_that_gain_several_tokens_are_in_the_way_for_fewer_steps() -> None:
             router.speed.learn(50, 0, 0, 0.04)
         prompt = tokens(0, 5 * BLOCK)
         router.route(request(prompt), 30, idle(0))
-        loads = [Load(0, 0, 30, 1, ROWS), Load(1, 0, 0, 0, ROWS)]
+        loads = [ReplicaLoad(0, 0, 30, 1, ROWS), ReplicaLoad(1, 0, 0, 0, ROWS)]
         return router.route(request(prompt), 30, loads).replica
 
     assert (chosen(1), chosen(8)) == (1, 0)
@@ -171,7 +171,7 @@ def test_a_request_goes_to_its_prefix_unless_that_is_busier_by_the_cost_of_compu
         other = Router(2)
         measured(other, base=0.01, row=0.0, prompt=0.001)
         other.route(request(prompt), 50, idle(1))
-        loads = [Load(0, 0, 0, 0, ROWS), Load(1, waiting, 0, 0, ROWS)]
+        loads = [ReplicaLoad(0, 0, 0, 0, ROWS), ReplicaLoad(1, waiting, 0, 0, ROWS)]
         assert other.route(request(prompt), 50, loads).replica == replica
 
 
@@ -181,7 +181,7 @@ def test_the_margin_follows_the_measured_speed() -> None:
         router, prompt = Router(2), tokens(0, 1000)
         measured(router, base=0.02, row=row, prompt=0.001)
         router.route(request(prompt), 100, idle(1))
-        loads = [Load(0, 0, 0, 0, ROWS), Load(1, 0, 100 * ROWS, ROWS - 1, ROWS)]
+        loads = [ReplicaLoad(0, 0, 0, 0, ROWS), ReplicaLoad(1, 0, 100 * ROWS, ROWS - 1, ROWS)]
         assert router.route(request(prompt), 100, loads).replica == replica
 
 
@@ -189,7 +189,7 @@ def test_a_full_batch_counts_as_a_wait() -> None:
     router, prompt = Router(2), tokens(0, 1000)
     measured(router, base=0.02, row=0.0, prompt=0.0001)
     router.route(request(prompt), 100, idle(1))
-    loads = [Load(0, 0, 0, 0, ROWS), Load(1, 0, 0, 2 * ROWS, ROWS)]
+    loads = [ReplicaLoad(0, 0, 0, 0, ROWS), ReplicaLoad(1, 0, 0, 2 * ROWS, ROWS)]
     assert router.route(request(prompt), 100, loads).replica == 0
 
 
@@ -238,7 +238,9 @@ def test_requests_without_shared_prefixes_are_balanced(
     longest = 400
     for number in range(replicas * 12):
         length = random_.randrange(1, longest)
-        loads = [Load(i, queued[i], 20 * choices[i], choices[i], 64) for i in range(replicas)]
+        loads = [
+            ReplicaLoad(i, queued[i], 20 * choices[i], choices[i], 64) for i in range(replicas)
+        ]
         chosen = router.route(request(tokens(number, length)), 20, loads).replica
         queued[chosen] += length
         choices[chosen] += 1
@@ -256,7 +258,9 @@ def test_the_same_history_gives_the_same_routes(replicas: int, seed: int) -> Non
         for _ in range(40):
             prompt = [*tokens(random_.randrange(4), 300), *tokens(random_.randrange(99), 40)]
             loads = [
-                Load(i, random_.randrange(900), random_.randrange(300), random_.randrange(9), 8)
+                ReplicaLoad(
+                    i, random_.randrange(900), random_.randrange(300), random_.randrange(9), 8
+                )
                 for i in range(replicas)
             ]
             found.append(tuple(router.route(request(prompt), 30, loads)))
@@ -280,7 +284,7 @@ def test_each_prefix_is_computed_at_most_once_a_replica(
     for number in range(60):
         which = random_.randrange(prefixes)
         loads = [
-            Load(i, random_.randrange(2000), random_.randrange(300), random_.randrange(9), 8)
+            ReplicaLoad(i, random_.randrange(2000), random_.randrange(300), random_.randrange(9), 8)
             for i in range(replicas)
         ]
         chosen, hit = router.route(request([*heads[which], *tokens(100 + number, 30)]), 30, loads)

@@ -142,14 +142,14 @@ def test_a_row_whose_token_cannot_be_processed_fails_alone(
     text: str,
     by_client: bool,
 ) -> None:
-    original = ActiveRequest.end
+    original = ActiveRequest.cut_at_end
 
     def failing(request: ActiveRequest, sequence: Any, tokens: list[int]) -> Any:
         if sequence.request_id == "bad" and sequence.index == 1 and sequence.generated > 3:
             raise error
         return original(request, sequence, tokens)
 
-    monkeypatch.setattr(ActiveRequest, "end", failing)
+    monkeypatch.setattr(ActiveRequest, "cut_at_end", failing)
     bench.submit("bad", PROMPT, n=2)
     bench.submit("good", PROMPT)
     bench.drain()

@@ -14,8 +14,7 @@ from support.engine.kv import filled_batch
 
 from chairlift.cache.packed.step import BatchStep, packed
 from chairlift.cache.speculation import Speculation
-from chairlift.engine.cpu import decode_attention as host_attention
-from chairlift.engine.cpu import host_linear, kernels
+from chairlift.engine.cpu import decode_attention, host_linear, kernels
 from chairlift.engine.cpu.matrix import Backend
 
 LENGTHS = (3, 9, 1)
@@ -34,7 +33,7 @@ def _replace_layers_of_any_size(backend: Backend, monkeypatch: pytest.MonkeyPatc
 def test_decoded_logits_are_unchanged(name: str) -> None:
     """For rows of several lengths, while buffers grow and wrap; some layers are not replaced."""
     replaced, plain = _model(name), _model(name)
-    host_attention.install(replaced)
+    decode_attention.install(replaced)
     expected = _decode(plain)
     for one, other in zip(_decode(replaced), expected, strict=True):
         assert mx.allclose(one, other, rtol=1e-3, atol=1e-4 * mx.abs(other).max().item())
@@ -44,7 +43,7 @@ def test_decoded_logits_are_unchanged(name: str) -> None:
 def test_whole_decoder_layers_are_replaced(name: str) -> None:
     model = _model(name)
     attention, block = type(model.layers[0].self_attn), type(model.layers[0])
-    host_attention.install(model)
+    decode_attention.install(model)
     assert all(type(layer.self_attn) is not attention for layer in model.layers)
     assert all(type(layer) is not block for layer in model.layers)
 
@@ -61,7 +60,7 @@ def test_rows_with_drafts_of_any_lengths_are_unchanged(name: str, dim: int) -> N
     replaced = module.Model(args)
     replaced.update(plain.parameters())
     kernels.install(replaced, exactly=True)
-    host_attention.install(replaced)
+    decode_attention.install(replaced)
     ours, theirs = filled_batch(replaced, LENGTHS), filled_batch(plain, LENGTHS)
     rng = random.Random(dim)
     for _ in range(8):
@@ -86,7 +85,7 @@ def test_rows_with_drafts_of_any_lengths_are_unchanged(name: str, dim: int) -> N
 def test_attention_of_another_form_is_not_replaced() -> None:
     model = _model("gemma2")  # it caps its scores
     attention = type(model.layers[0].self_attn)
-    host_attention.install(model)
+    decode_attention.install(model)
     assert all(type(layer.self_attn) is attention for layer in model.layers)
 
 
@@ -100,7 +99,7 @@ def test_a_decoder_layer_with_a_different_sum_is_not_replaced(
 
     monkeypatch.setattr(llama.TransformerBlock, "__call__", other)
     model = _model("llama")
-    host_attention.install(model)
+    decode_attention.install(model)
     assert all(type(layer.self_attn) is not llama.Attention for layer in model.layers)
     assert all(type(layer) is llama.TransformerBlock for layer in model.layers)
 
@@ -116,7 +115,7 @@ def test_a_layer_with_a_different_result_is_not_replaced(
 
     monkeypatch.setattr(llama.Attention, "__call__", other)
     model = _model("llama")
-    host_attention.install(model)
+    decode_attention.install(model)
     assert all(type(layer.self_attn) is llama.Attention for layer in model.layers)
 
 

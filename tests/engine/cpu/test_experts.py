@@ -18,7 +18,7 @@ from support.engine.reference import logits_of_prompt
 from chairlift.engine.cpu import experts, kernels
 from chairlift.engine.cpu.compiled import compiled_experts
 from chairlift.engine.cpu.compiled.compiled_experts import CompiledExperts
-from chairlift.engine.cpu.experts import HostSwitchGLU, HostSwitchLinear, Router, routes_of
+from chairlift.engine.cpu.experts import ExpertRouter, HostSwitchGLU, HostSwitchLinear, routes_of
 from chairlift.engine.device import memory
 
 pytestmark = pytest.mark.skipif(
@@ -163,7 +163,7 @@ def test_without_memory_for_copies_layers_stay_mlxs(monkeypatch: pytest.MonkeyPa
 
 
 def test_routes_are_found_once_for_the_same_indices(monkeypatch: pytest.MonkeyPatch) -> None:
-    router, first, second = Router(), mx.array([[2, 0]]), mx.array([[1, 1]])
+    router, first, second = ExpertRouter(), mx.array([[2, 0]]), mx.array([[1, 1]])
     found: list[int] = []
 
     def counted(own: Any) -> Any:

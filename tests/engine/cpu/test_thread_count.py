@@ -17,7 +17,7 @@ from support.paths import TESTS
 
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.cpu import cores
-from chairlift.engine.cpu.cores import Usage
+from chairlift.engine.cpu.cores import CoreUsage
 from chairlift.engine.cpu.thread_count import INTERVAL, MAX_PATIENCE, Policy, ThreadWatch
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -26,9 +26,9 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def _run(policy: Policy, seconds: float, others: float, waited: float, at: float) -> float:
     """Lets time pass beside other processes; returns the new time."""
     for _ in range(round(seconds / INTERVAL)):
-        before = Usage(at, 0.0, 0.0)
+        before = CoreUsage(at, 0.0, 0.0)
         at += INTERVAL
-        policy.decide(before, Usage(at, others * INTERVAL, waited * INTERVAL))
+        policy.decide(before, CoreUsage(at, others * INTERVAL, waited * INTERVAL))
     return at
 
 
@@ -129,12 +129,12 @@ def test_a_fixed_number_of_threads_is_kept(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_watch_follows_the_machines_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [Usage(0.0, 0.0, 0.0)]
+    now = [CoreUsage(0.0, 0.0, 0.0)]
     load = [2.0]
 
-    def usage() -> Usage:
+    def usage() -> CoreUsage:
         last = now[0]
-        now[0] = Usage(last.at + 1, last.others + load[0], last.waited + load[0] / 2)
+        now[0] = CoreUsage(last.at + 1, last.others + load[0], last.waited + load[0] / 2)
         return now[0]
 
     monkeypatch.setattr(cores, "usage", usage)

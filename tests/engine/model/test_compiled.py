@@ -12,7 +12,7 @@ from support.engine.pages import HostPages
 from support.engine.reference import solo_tokens
 from support.tiny import TinyKind, tiny_model
 
-from chairlift.cache.kinds import layer_kinds
+from chairlift.cache.kinds import make_batch
 from chairlift.cache.quantized import Quantization
 from chairlift.engine.core.core import EngineCore
 from chairlift.engine.messages import SamplingParams, Submit
@@ -93,7 +93,7 @@ def test_a_shape_is_traced_once_and_correct_in_every_step(
     assert tokens == _tokens(_core(kind, None, quantization), prompts, 40)
     assert steps.compared > 20
     shapes = sum(count > STEADY for count in steps._seen.values())
-    attention_layers = sum(not kind.recurrent for kind in layer_kinds(tiny_model(kind)))
+    attention_layers = sum(not kind.recurrent for kind in make_batch(tiny_model(kind)).kinds)
     assert len(kernels.traces) == shapes * attention_layers
 
 

@@ -13,7 +13,7 @@ from support.engine.core import build_core
 from support.engine.pages import HostPages
 from support.engine.reference import solo_tokens
 
-from chairlift.cache.kinds import layer_kinds, make_batch, make_pages
+from chairlift.cache.kinds import make_batch, make_pages
 from chairlift.cache.pages.memory import can_page
 from chairlift.cache.pages.page import step_size
 from chairlift.cache.pages.step_parts import PagedAttention
@@ -58,7 +58,7 @@ def test_common_models_are_served_from_pages(name: str) -> None:
 def test_other_kinds_of_caches_are_columns(name: str) -> None:
     model = tiny_model(name)
     adapt(model)
-    assert not can_page(layer_kinds(model))
+    assert not can_page(make_batch(model).kinds)
 
 
 @pytest.mark.parametrize(

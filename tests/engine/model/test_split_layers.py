@@ -28,7 +28,7 @@ from chairlift.engine.model.adapters import adapt
 from chairlift.engine.model.chunk import Chunk
 from chairlift.engine.model.drafted import DraftedBand
 from chairlift.engine.model.forward import Forward
-from chairlift.engine.model.lora_routing import Routing, Run
+from chairlift.engine.model.lora_routing import AdapterRun, Routing
 from chairlift.engine.model.paged import forward as paged_forward
 from chairlift.engine.model.paged.compiled import STEADY
 from chairlift.engine.model.paged.forward import PagedForward
@@ -318,7 +318,7 @@ def test_a_row_without_tokens_takes_part() -> None:
 
 def test_tokens_of_a_part_keep_their_adapters() -> None:
     routing = Routing()
-    with routing.of([Run(None, 2), Run(1, 3), Run(0, 1)]):
+    with routing.route([AdapterRun(None, 2), AdapterRun(1, 3), AdapterRun(0, 1)]):
         outer = routing.call
         within = routing.within()
         for numbers, slots in (([4, 5, 0], [1, 0, -1]), ([2], [1])):

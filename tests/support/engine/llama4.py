@@ -8,7 +8,7 @@ import pytest
 from conformance.overrides import OVERRIDES, Text
 from conformance.weights import tiny_model
 
-from chairlift.cache.kinds import layer_kinds
+from chairlift.cache.kinds import make_batch
 from chairlift.cache.snapshot import LayerKind
 from chairlift.engine.model.adapters import adapt
 
@@ -24,5 +24,5 @@ def tiny_llama4(seed: int = 5, **changes: Any) -> Any:
         patch.setitem(OVERRIDES, "llama4", {"text_config": text})
         model = tiny_model("llama4", seed)
     adapt(model)
-    assert [kind for kind in layer_kinds(model) if kind == CHUNKED] == [CHUNKED] * 3
+    assert [kind for kind in make_batch(model).kinds if kind == CHUNKED] == [CHUNKED] * 3
     return model

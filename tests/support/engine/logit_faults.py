@@ -11,7 +11,7 @@ import numpy as np
 from chairlift.engine.core.core import EngineCore
 from chairlift.engine.model.chunk import Chunk
 from chairlift.engine.model.drafted import DraftedBand
-from chairlift.engine.model.forward import Outcome
+from chairlift.engine.model.forward import ForwardOutput
 from chairlift.engine.model.lora_routing import Slot
 
 VALUES = {
@@ -53,7 +53,7 @@ class Faults:
         adapters: Seq[Slot] = (),
         drafted: Seq[DraftedBand] = (),
         shifts: Seq[int] = (),
-    ) -> Outcome:
+    ) -> ForwardOutput:
         self.calls += 1
         self._fed.append(tokens)
         outcome = self._forward(bands, tokens, chunks, adapters, drafted, shifts)

@@ -23,7 +23,7 @@ class IndexedLayer:
         self._index = index
         self.offset = layer.offset
         self.make_mask = layer.make_mask
-        # What the indexer wrote. The hidden states depend on it, even if no key is chosen yet, so
+        # The indexer's writes. The hidden states depend on it, even if no key is chosen yet, so
         # that each step computes it.
         self.written: list[mx.array] = []
 

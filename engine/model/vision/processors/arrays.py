@@ -13,7 +13,7 @@ from chairlift.engine.model.vision.families import Family
 from chairlift.engine.model.vision.image_arrays import array_of
 from chairlift.engine.model.vision.processors.processing import Processing
 
-# What processors return besides the arrays of images.
+# The names of the arrays that processors return besides those of images.
 _OF_TEXT = frozenset(
     {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "labels"}
 )

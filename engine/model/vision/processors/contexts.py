@@ -70,7 +70,7 @@ def remote_code(trusted: bool) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        # What came of it may say something else.
+        # The refusal may have led to this other error, which would mislead.
         raise (refused if tried else error) from error
     finally:
         dynamic_module_utils.get_class_in_module = loader

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Mark(NamedTuple):
-    """What stands for an image.
+    """The text that stands for an image.
 
     Attributes:
         text: what the processor takes for an image, with "{}" for its number; empty: nothing,
@@ -25,7 +25,7 @@ class Mark(NamedTuple):
         return self.text.replace("{}", str(number))
 
     def in_message(self, number: int) -> str:
-        """What a message that is a text has in an image's place; ``number`` begins with 1."""
+        """The text in an image's place in a message that is a text; ``number`` begins with 1."""
         return self.written.replace("{}", str(number))
 
     def count(self, text: str) -> int:

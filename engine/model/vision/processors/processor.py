@@ -59,7 +59,7 @@ class Processor:
         self._processor = processor
         self._image_id = image_id
         self._tokenizer = tokenizer_of(processor)
-        # What stands for an embedding in a text.
+        # The token that stands for an embedding in a text.
         has_token = image_id is not None and image_id >= 0
         self._token = self._tokenizer.convert_ids_to_tokens(image_id) if has_token else None
         self._processing = processing_of(model_type)
@@ -156,7 +156,7 @@ class Processor:
 
     @contextmanager
     def _among(self, images: int) -> Iterator[None]:
-        """A context in which an image alone is processed as one of so many."""
+        """A context in which a single image is processed as if it were one of ``images``."""
         tiled = self._processing.tiled
         if tiled is None or images <= tiled:
             yield
@@ -214,7 +214,7 @@ def tokenizer_of(processor: Any) -> Any:
 
 
 def mark_of(processor: Processor) -> Mark:
-    """What stands for an image in a text."""
+    """The mark that stands for an image in a text."""
     return processor.mark
 
 
