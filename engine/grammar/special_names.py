@@ -49,7 +49,7 @@ def with_marked_names(tokenizer: str, ends: Collection[int]) -> str:
     names: dict[str, str] = {}
     for token in added:
         name = token["content"]
-        if token.get("special") or token["id"] in ends or (name[0], name[-1]) == ("<", ">"):
+        if token.get("special") or token["id"] in ends or (name[:1], name[-1:]) == ("<", ">"):
             names[name] = _marked(name)
             token.update(content=names[name], special=True, normalized=False)
     changed: dict[str, Any] = dict(model)
