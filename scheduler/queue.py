@@ -15,7 +15,9 @@ class Queue:
     """Waiting sequences by turn, which changes at most when a blocked one becomes ready.
 
     Adding and removing cost the logarithm of the queue's length. A sequence is blocked while its
-    prefix is read from disk or computed by a sibling, and returns to its place afterwards.
+    prefix is read from disk or computed by a sibling, and returns to its place afterwards. A new
+    one is blocked until ``unblock_ready``: all ranks call it in the same state, so that their
+    turns are the same.
 
     Args:
         fetching: returns whether background work still loads a sequence's prefix, state or
@@ -65,12 +67,9 @@ class Queue:
         return not begins and all(map(self._fetching, self._blocked))
 
     def add(self, sequence: Sequence) -> None:
-        """Puts a sequence in its place."""
+        """Adds a sequence, which ``unblock_ready`` puts in its place."""
         self._choices += sequence.num_choices
-        if self._fetching(sequence):
-            self._blocked[sequence] = None
-        else:
-            self._make_ready(sequence)
+        self._blocked[sequence] = None
 
     def remove(self, sequence: Sequence) -> None:
         """Removes a sequence, which must be in the queue."""
@@ -83,9 +82,10 @@ class Queue:
         self._choices -= sequence.num_choices
 
     def block(self, sequence: Sequence) -> None:
-        """Blocks a ready sequence, because its swapped state has gone to disk."""
-        self._ready.remove(sequence)
-        self._blocked[sequence] = None
+        """Blocks a sequence, because its swapped state has gone to disk."""
+        if sequence not in self._blocked:
+            self._ready.remove(sequence)
+            self._blocked[sequence] = None
 
     def set_behind(self, sequence: Sequence, sibling: Sibling) -> None:
         """Blocks a ready sequence until a sibling has computed the prefix that both share."""
@@ -93,7 +93,7 @@ class Queue:
         self._followers.add(sequence, sibling)
 
     def unblock_ready(self) -> None:
-        """Unblocks sequences that need not wait any longer."""
+        """Puts new sequences, and others that need not wait any longer, in their places."""
         for sequence in [s for s in self._blocked if not self._fetching(s)]:
             del self._blocked[sequence]
             self._make_ready(sequence)

@@ -47,8 +47,8 @@ class Scheduler:
         cached: returns how many of a sequence's first tokens the prefix cache holds now, at most
             all but the last, whose logits are needed. None: there is no prefix cache.
         fetching: returns whether background work still loads a sequence's prefix, state or
-            grammar. It is asked when the sequence is queued, and again while it is blocked. A
-            blocked sequence keeps its place in the queue, and those behind it go first.
+            grammar. Each plan asks it about the sequences that are new or blocked. A blocked
+            sequence keeps its place in the queue, and those behind it go first.
         swapped: returns how many first tokens the swapped-out state of a preempted sequence
             covers, at most all but the last; 0: they have to be computed again. While the state is
             on disk (see ``Queue.block``), the sequence counts as ``fetching`` as well.
@@ -131,6 +131,7 @@ class Scheduler:
 
     def choose_drafts(self, drafts: Drafts) -> Chosen:
         """The drafts that the next plan would verify, if memory is left for them."""
+        self.waiting.unblock_ready()
         decode = self._decode()
         # Drafts in every step would keep out a prompt that cannot be cut.
         upcoming = (*self.prefilling, *islice(self.waiting.ready, 1))

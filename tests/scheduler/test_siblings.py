@@ -160,6 +160,8 @@ def test_a_thousand_followers_cost_each_step_a_few_lookups() -> None:
     loop.step()
     for number in range(1000):
         loop.add(str(number), [*SHARED, number])
+    loop.step()
+    assert len(loop.lookups) < 1000 + 3 * MAX_PASSED, "each is looked up when it is queued"
     for _ in range(6):
         loop.lookups.clear()
         loop.step()

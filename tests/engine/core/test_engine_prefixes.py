@@ -112,7 +112,7 @@ def test_random_traffic_with_shared_prefixes_gives_the_solo_tokens(
     bench.drain()
     for name, (prompt, count) in requests.items():
         assert bench.tokens(name) == solo_tokens(model, prompt, count, bench.tokens(name)), name
-    assert sum(stats.prefix_hits for stats in bench.stats) > 300
+    assert sum(stats.prefix_hits for stats in bench.stats) > 200
     assert sum(stats.prefix_evictions for stats in bench.stats) > 0
 
 

@@ -52,6 +52,7 @@ class Served:
         forward = self.core.pipeline.forward
         assert isinstance(forward, PagedForward)
         forward._adapted_steps = self.steps = ComparedSteps(forward._logits, forward.routing)
+        forward._steps = ComparedSteps(forward._logits)
         self._tokens: dict[str, list[int]] = {}
 
     def load(self, key: str, seed: int) -> None:

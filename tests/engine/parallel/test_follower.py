@@ -24,7 +24,7 @@ from chairlift.engine.messages import Abort, Grammar, SamplingParams, StepStats,
 from chairlift.engine.model.probe import probe
 from chairlift.engine.parallel.journal import MAX_EVENTS, Broadcast, Ended, Learned, Turn
 from chairlift.engine.process.follower import Follower
-from chairlift.engine.speculation.proposal import NgramProposer
+from chairlift.engine.speculation.proposal import NgramProposer, Proposal
 from chairlift.scheduler.cost import Work
 from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.sequence import Sequence
@@ -34,6 +34,13 @@ KV_TOKENS = 1200
 GRAMMAR = Grammar("regex", "[a-z]{3,9}")
 KINDS = ("llama", "lfm2")
 _models: dict[str, tuple[Any, PreparedModel]] = {}
+
+
+class LastAgain:
+    """Proposes the last token again, so that there are drafts in any schedule."""
+
+    def propose(self, sequence: Sequence, count: int) -> Proposal:
+        return Proposal(sequence.tokens[-1:] * count, "last")
 
 
 class Pair:
@@ -66,7 +73,7 @@ class Pair:
         self.leader = EngineCore(
             *(replace(prepared, agree=agree), limits, 1 << 18, None, swap(), compiler()),
             journal=Broadcast(lambda turn: self.turns.append(msgspec.msgpack.encode(turn))),
-            propose=lambda submit: [NgramProposer(1, 2)],
+            propose=lambda submit: [NgramProposer(1, 2), LastAgain()],
         )
         theirs = replace(prepared, agree=lambda mine: outcomes.popleft())
         self.follower = Follower(
