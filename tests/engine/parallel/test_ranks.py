@@ -92,7 +92,7 @@ async def alone(path: Path, requests: list[Submit]) -> list[Reply]:
 @asynccontextmanager
 async def two_ranks(path: Path, **config: Any) -> AsyncIterator[tuple[ProcessClient, list[Any]]]:
     """A client of an engine with two ranks, and the stats of its steps."""
-    settings = EngineConfig(dtype="float32", tensor_parallel_size=2, **config)
+    settings = EngineConfig(dtype="float32", tensor_parallel_size=2, prefill_slack=0.0, **config)
     client = ProcessClient(settings, source(path), supervision=SUPERVISION)
     stats: list[StepStats] = []
     client.on_step = stats.append
