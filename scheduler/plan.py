@@ -7,9 +7,9 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from chairlift.cache.capacity import Capacity
-from chairlift.scheduler.bands import ONE_BAND, Bands
 from chairlift.scheduler.cost import Work
 from chairlift.scheduler.sequence import Sequence
+from chairlift.scheduler.step_memory.bands import ONE_BAND, Bands
 
 NO_CAPACITY = Capacity(0, 0)
 NO_WORK = Work()

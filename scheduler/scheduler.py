@@ -3,27 +3,48 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from itertools import count, islice
+from typing import NamedTuple
 
 from chairlift.cache.capacity import Capacity
-from chairlift.scheduler.bands import ONE_BAND
-from chairlift.scheduler.capacity_planner import MAX_MOVES
 from chairlift.scheduler.chunks import Chunks
 from chairlift.scheduler.cost import Work
 from chairlift.scheduler.drafts import Chosen, DraftChooser, Drafts
 from chairlift.scheduler.limits import Limits
-from chairlift.scheduler.memory_plan import MemoryPlan, plan_memory
 from chairlift.scheduler.plan import Plan
 from chairlift.scheduler.queue import Queue
 from chairlift.scheduler.sequence import Sequence
 from chairlift.scheduler.siblings import Sibling, sibling_of
+from chairlift.scheduler.step_memory.bands import ONE_BAND
+from chairlift.scheduler.step_memory.capacity_planner import MAX_MOVES
+from chairlift.scheduler.step_memory.memory_plan import MemoryPlan, plan_memory
+from chairlift.scheduler.step_prompts import StepPrompts
 
-# A plan passes over this many waiting sequences that cannot begin; this bounds its cost.
-MAX_PASSED = 8
 NO_DRAFTS: Mapping[Sequence, Seq[int]] = {}
+
+
+class _Room(NamedTuple):
+    """The rows of a step, the prompts that have begun, and the memory for both.
+
+    Attributes:
+        decode: the sequences whose rows gain a token.
+        prefill: the prompts that have begun.
+        preempted: the sequences that yield.
+        drafts: the drafts that the step verifies.
+        memory: the memory of the step.
+        capacities: the capacities of the bands.
+        work: the work of the step without prompts.
+    """
+
+    decode: list[Sequence]
+    prefill: list[Sequence]
+    preempted: list[Sequence]
+    drafts: Chosen
+    memory: MemoryPlan
+    capacities: tuple[Capacity, ...]
+    work: Work
 
 
 class Scheduler:
@@ -152,88 +173,17 @@ class Scheduler:
                 Chunks of prompts have the rest.
         """
         self.waiting.unblock_ready()
-        decode = self._decode()
-        prefill = list(self.prefilling)
-        preempted = []
-        drafts = drafts or {}
-        planner = self._planner(decode, prefill, now, MAX_MOVES, drafts)
-        while (capacities := planner.capacities()) is None:
-            if drafts:
-                drafts = {}
-            elif not planner.moved:
-                sequence = _first_to_yield([*decode, *prefill])
-                (prefill if sequence in prefill else decode).remove(sequence)
-                preempted.append(sequence)
-            planner = self._planner(decode, prefill, now, moves=0)
-        self._drafts.count_step(len(decode), drafts)
-        proposed = sum(map(len, drafts.values()))
-        rows_only = work = Work(len(decode), planner.context, drafts=proposed)
-        # A prediction takes time; a step that cannot have prompts needs none.
-        first = next(self.waiting.ready, None)
-        begins = first is not None and (planner.rows < self.limits.max_rows or not first.rows)
-        prompts = [*prefill, first] if first is not None and begins else prefill
-        upcoming = min(prompts, key=lambda s: s.turn, default=None)
-        seconds = self._chunk_sizes.seconds(work, upcoming) - spent if upcoming else math.inf
-        chunks: dict[Sequence, int] = {}
-        cached: dict[Sequence, int] = {}
-        begun = deque(sorted(prefill, key=lambda s: s.turn))
-        followers: list[tuple[Sequence, Sibling]] = []
-        passed, last_turn = 0, math.inf
-        # After a preemption nothing begins: the preempted sequence may be due before the waiting.
-        for sequence in () if preempted else self.waiting.ready:
-            if passed == MAX_PASSED or sequence.turn[0] > last_turn:
-                break
-            while begun and begun[0].turn < sequence.turn:
-                work = self._continue_prefill(begun.popleft(), work, seconds, chunks)
-            # Cheap checks first: the prefix cache is asked only about sequences that could begin.
-            # How many pages a sequence needs depends on its prefix.
-            free = self.limits.max_rows - planner.rows
-            if sequence.rows > free > 0:
-                passed += 1
-                last_turn = min(last_turn, sequence.turn[0] + self.limits.bypass)
-                continue
-            if (
-                sequence.rows > free
-                or self._chunk_sizes.tokens_left(sequence, 0, work, seconds) < 1
-            ):
-                break
-            least = self._memory.min_prompt_bytes(sequence.num_tokens)
-            if not self.limits.paged and planner.capacities(sequence, least) is None:
-                break
-            begin = self._admissible_prefix(sequence, prefill)
-            if isinstance(begin, Sibling):
-                passed += 1
-                followers.append((sequence, begin))
-                continue
-            tokens = self._chunk_sizes.size(sequence, begin, work, seconds)
-            if not tokens:
-                break
-            cut = self.limits.avoid_partial_prefill and tokens < sequence.num_tokens - begin
-            if cut and self._chunk_sizes.size(sequence, begin, rows_only, seconds) > tokens:
-                break
-            prompt_bytes = self._memory.prompt_bytes(sequence.num_tokens, begin)
-            fits = planner.capacities(sequence, prompt_bytes)
-            if fits is None:
-                break
-            capacities = fits
-            prefill.append(sequence)
-            planner.add(sequence, prompt_bytes)
-            cached[sequence] = begin
-            chunks[sequence] = tokens
-            work = work.with_chunk(begin, tokens, sequence.scored)
-        for sequence, sibling in followers:
-            self.waiting.set_behind(sequence, sibling)
-        for sequence in begun:
-            work = self._continue_prefill(sequence, work, seconds, chunks)
-        ready = [s for s, n in chunks.items() if n == s.num_tokens - cached.get(s, s.computed)]
-        choices = {choice: sequence for sequence in ready for choice in sequence.fork()}
-        joins = {choice: sequence for choice, sequence in choices.items() if choice.rows}
-        ends = {choice: sequence for choice, sequence in choices.items() if not choice.rows}
-        leaves = [s for s in self._rows if s not in planner.places]
-        return Plan(
-            *(chunks, cached, planner.places, joins, ends, preempted, leaves),
-            *(drafts, capacities, planner.bands, work),
+        room = self._make_room(now, drafts or {})
+        self._drafts.count_step(len(room.decode), room.drafts)
+        prompts = StepPrompts(
+            *(self.limits, self._chunk_sizes, room.memory, self._admissible_prefix),
+            *(room.prefill, room.capacities, room.work, self._step_seconds(room) - spent),
         )
+        # After a preemption nothing begins: the preempted sequence may be due before the waiting.
+        prompts.fill(() if room.preempted else self.waiting.ready)
+        for sequence, sibling in prompts.followers:
+            self.waiting.set_behind(sequence, sibling)
+        return self._plan_of(room, prompts)
 
     def commit(self, plan: Plan) -> None:
         """Updates all sequences for a plan whose step was launched."""
@@ -298,15 +248,44 @@ class Scheduler:
             return begin
         return sibling_of(sequence, begin, prefill) or begin
 
-    def _continue_prefill(
-        self, sequence: Sequence, work: Work, seconds: float, chunks: dict[Sequence, int]
-    ) -> Work:
-        """Adds the next chunk of a prompt that has begun, if it fits the step."""
-        tokens = self._chunk_sizes.size(sequence, sequence.computed, work, seconds)
-        if not tokens:
-            return work
-        chunks[sequence] = tokens
-        return work.with_chunk(sequence.computed, tokens, sequence.scored)
+    def _make_room(self, now: Seq[Capacity], drafts: Chosen) -> _Room:
+        """Lets sequences yield until the memory holds the rows and the prompts that have begun."""
+        decode, prefill = self._decode(), list(self.prefilling)
+        preempted: list[Sequence] = []
+        memory = self._planner(decode, prefill, now, MAX_MOVES, drafts)
+        while (capacities := memory.capacities()) is None:
+            if drafts:
+                drafts = {}
+            elif not memory.moved:
+                sequence = _first_to_yield([*decode, *prefill])
+                (prefill if sequence in prefill else decode).remove(sequence)
+                preempted.append(sequence)
+            memory = self._planner(decode, prefill, now, moves=0)
+        work = Work(len(decode), memory.context, drafts=sum(map(len, drafts.values())))
+        return _Room(decode, prefill, preempted, drafts, memory, capacities, work)
+
+    def _step_seconds(self, room: _Room) -> float:
+        """The maximum seconds of a step; infinite if it cannot have prompts.
+
+        A prediction takes time, and such a step needs none.
+        """
+        first = next(self.waiting.ready, None)
+        begins = first is not None and (room.memory.rows < self.limits.max_rows or not first.rows)
+        prompts = [*room.prefill, first] if first is not None and begins else room.prefill
+        upcoming = min(prompts, key=lambda s: s.turn, default=None)
+        return math.inf if upcoming is None else self._chunk_sizes.seconds(room.work, upcoming)
+
+    def _plan_of(self, room: _Room, prompts: StepPrompts) -> Plan:
+        chunks, cached, places = prompts.chunks, prompts.cached, room.memory.places
+        ready = [s for s, n in chunks.items() if n == s.num_tokens - cached.get(s, s.computed)]
+        choices = {choice: sequence for sequence in ready for choice in sequence.fork()}
+        joins = {choice: sequence for choice, sequence in choices.items() if choice.rows}
+        ends = {choice: sequence for choice, sequence in choices.items() if not choice.rows}
+        leaves = [s for s in self._rows if s not in places]
+        return Plan(
+            *(chunks, cached, places, joins, ends, room.preempted, leaves),
+            *(room.drafts, prompts.capacities, room.memory.bands, prompts.work),
+        )
 
     def _planner(
         self,

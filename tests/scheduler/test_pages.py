@@ -11,12 +11,12 @@ from support.scheduler.loop import GEOMETRY, EngineLoop, make_limits, make_seque
 from chairlift.cache.capacity import Capacity, KVGeometry
 from chairlift.cache.pages.budget import PROMPTS
 from chairlift.cache.pages.page import step_size, step_size_below
-from chairlift.scheduler.bands import ONE_BAND
 from chairlift.scheduler.limits import Limits
-from chairlift.scheduler.page_planner import PagePlanner
 from chairlift.scheduler.plan import NO_CAPACITY
 from chairlift.scheduler.scheduler import Scheduler
 from chairlift.scheduler.sequence import Sequence
+from chairlift.scheduler.step_memory.bands import ONE_BAND
+from chairlift.scheduler.step_memory.page_planner import PagePlanner
 
 FULL = KVGeometry(100)
 BITS = str.maketrans("ab", "01")

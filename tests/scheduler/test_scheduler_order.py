@@ -9,7 +9,7 @@ from support.scheduler.loop import GEOMETRY, EngineLoop, make_limits, make_seque
 
 from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.plan import NO_CAPACITY
-from chairlift.scheduler.scheduler import MAX_PASSED
+from chairlift.scheduler.step_prompts import MAX_PASSED
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from chairlift.cache.capacity import KVGeometry
 from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.plan import NO_CAPACITY, Plan
-from chairlift.scheduler.scheduler import MAX_PASSED, Scheduler
+from chairlift.scheduler.scheduler import Scheduler
 from chairlift.scheduler.sequence import Sequence
 from chairlift.scheduler.siblings import MIN_SHARED, Sibling, SiblingFollowers, sibling_of
+from chairlift.scheduler.step_prompts import MAX_PASSED
 
 SHARED = list(range(300))
 

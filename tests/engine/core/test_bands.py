@@ -18,8 +18,6 @@ from support.tiny import TinyKind, tiny_model
 
 from chairlift.cache.capacity import Capacity, KVGeometry, resize_order
 from chairlift.engine.model import attention
-from chairlift.scheduler.bands import ONE_BAND, Band, Bands, numbers_of, recut
-from chairlift.scheduler.capacity_planner import MAX_MOVES
 from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.plan import NO_CAPACITY, Plan
 from chairlift.scheduler.sequence import Sequence
@@ -28,6 +26,8 @@ from chairlift.scheduler.simulate.report import figures
 from chairlift.scheduler.simulate.simulation import Simulation
 from chairlift.scheduler.simulate.trace import TraceRequest
 from chairlift.scheduler.simulate.traffic import Lengths, Traffic
+from chairlift.scheduler.step_memory.bands import ONE_BAND, Band, Bands, numbers_of, recut
+from chairlift.scheduler.step_memory.capacity_planner import MAX_MOVES
 
 ANY = sys.maxsize
 BYTES = 100

@@ -13,8 +13,8 @@ from support.tiny import tiny_model
 
 from chairlift.cache.capacity import Capacity
 from chairlift.cache.quantized import Quantization
-from chairlift.scheduler.capacity_planner import CapacityPlanner
 from chairlift.scheduler.sequence import Sequence
+from chairlift.scheduler.step_memory.capacity_planner import CapacityPlanner
 
 
 class Kind(NamedTuple):

@@ -8,9 +8,9 @@ from collections.abc import Sequence as Seq
 from itertools import chain, compress, islice
 
 from chairlift.cache.capacity import COLUMN_STEP, Capacity
-from chairlift.scheduler.bands import Bands, numbers_of, recut
 from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.sequence import Sequence
+from chairlift.scheduler.step_memory.bands import Bands, numbers_of, recut
 
 # Rows that may change their band in one step; copying more would delay all rows.
 MAX_MOVES = 2

@@ -7,11 +7,11 @@ from collections.abc import Sequence as Seq
 from typing import Protocol
 
 from chairlift.cache.capacity import Capacity
-from chairlift.scheduler.bands import Bands
-from chairlift.scheduler.capacity_planner import CapacityPlanner
 from chairlift.scheduler.limits import Limits
-from chairlift.scheduler.page_planner import PagePlanner
 from chairlift.scheduler.sequence import Sequence
+from chairlift.scheduler.step_memory.bands import Bands
+from chairlift.scheduler.step_memory.capacity_planner import CapacityPlanner
+from chairlift.scheduler.step_memory.page_planner import PagePlanner
 
 
 class MemoryPlan(Protocol):

@@ -8,9 +8,9 @@ from operator import add
 
 from chairlift.cache.capacity import Capacity
 from chairlift.cache.pages.page import PAGE_TOKENS
-from chairlift.scheduler.bands import ONE_BAND
 from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.sequence import Sequence
+from chairlift.scheduler.step_memory.bands import ONE_BAND
 
 
 class PagePlanner:
