@@ -152,7 +152,6 @@ class Scheduler:
 
     def choose_drafts(self, drafts: Drafts) -> Chosen:
         """The drafts that the next plan would verify, if memory is left for them."""
-        self.waiting.unblock_ready()
         decode = self._decode()
         # Drafts in every step would keep out a prompt that cannot be cut.
         upcoming = (*self.prefilling, *islice(self.waiting.ready, 1))

@@ -53,6 +53,7 @@ def test_drafts_leave_room_for_a_prompt_that_cannot_be_cut(
         sequence = make_sequence(name, size, 5)
         sequence.uncut = (range(size),)
         scheduler.add(sequence)
+        scheduler.waiting.unblock_ready()
         scheduler.choose_drafts({})
         scheduler.finish(sequence)
     assert rooms == [most - 1, most - 1 - 20, 0]

@@ -101,7 +101,9 @@ class Pair:
         one, two = self.leader, self.follower.core
         assert [named(s) for s in one.batch.rows] == [named(s) for s in two.batch.rows]
         assert one.batch.offsets == two.batch.offsets
-        assert one.cached_bytes == two.cached_bytes
+        # The bytes of all states are in the digest of the next plan: until then the follower keeps
+        # those of sequences that have just ended.
+        assert one.prefixes.nbytes == two.prefixes.nbytes
         tokens = {named(s): s.tokens for s in two.scheduler}
         for sequence in one.scheduler:
             assert tokens[named(sequence)] == sequence.tokens
@@ -145,8 +147,9 @@ def submitted(chosen: random.Random, name: str) -> Submit:
 @pytest.mark.slow
 @pytest.mark.parametrize("drafts", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_follower_does_the_same_in_any_schedule(kind: str, drafts: bool) -> None:
-    chosen = random.Random(KINDS.index(kind))
+@pytest.mark.parametrize("seed", range(3))
+def test_a_follower_does_the_same_in_any_schedule(kind: str, drafts: bool, seed: int) -> None:
+    chosen = random.Random(KINDS.index(kind) + 2 * seed)
     pair: Any = Pair(kind, bands=1 + KINDS.index(kind) % 2)
     verified = verify_any(pair.leader) if drafts else []
     names = count()
@@ -158,6 +161,9 @@ def test_a_follower_does_the_same_in_any_schedule(kind: str, drafts: bool) -> No
             pair.leader.abort(Abort(chosen.choice(unfinished), chosen.choice([None, 0])))
         if unfinished and chosen.random() < 0.05:
             pair.leader.withdraw(chosen.choice(unfinished))
+        # Only rank 0 chooses drafts, when measured times make it worth a try.
+        for _ in range(chosen.choice([0, 1])):
+            pair.leader.scheduler.choose_drafts({})
         if not pair.leader.idle:
             squeeze(pair, chosen.choice([2, 3, 9, 9, 9]))
             pair.assert_alike()
