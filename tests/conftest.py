@@ -20,6 +20,8 @@ from chairlift.engine.device.transformers_cache import cache_transformers_scan
 # Neither imports nor collected tests are garbage; looking for some takes an eighth of the time.
 if "PYTEST_XDIST_WORKER" in os.environ:  # the process that starts the others collects no tests
     gc.disable()
+    # `make test` preloads an allocator for this process; servers and commands have the system's.
+    os.environ.pop("LD_PRELOAD", None)
 # With MLX's own BLAS on Linux the suite would take an hour. Test files run side by side, and so do
 # their servers: threads that wait for each other's cores took twice the time of one thread.
 for _library in ("OPENBLAS", "MKL"):

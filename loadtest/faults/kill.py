@@ -128,6 +128,8 @@ async def _send_signals(
     for number, moment in enumerate(moments):
         while progress.chunks < moment:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
+        # The tokens of two moments can arrive before the engine has died of the first signal.
+        await server.healthy()
         kind = signal.SIGSTOP if number == stop else signal.SIGKILL
         pid = await server.signal_engine(kind)
         signals.append(SentSignal(kind, progress.chunks, time.perf_counter()))

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -102,6 +103,19 @@ class FaultServer:
                 return pid
             await asyncio.sleep(_POLL_SECONDS)
         raise ServerError(f"{self.spec.name} has no engine process")
+
+    async def healthy(self) -> None:
+        """Waits until the server has an engine that serves.
+
+        Raises:
+            ServerError: it had none within ``START_LIMIT``.
+        """
+        deadline = time.monotonic() + START_LIMIT
+        while time.monotonic() < deadline:
+            if (await self.health()).status == HTTPStatus.OK:
+                return
+            await asyncio.sleep(_POLL_SECONDS)
+        raise ServerError(f"{self.spec.name} has no engine that serves")
 
     async def signal_engine(self, number: signal.Signals) -> int:
         """Waits for an engine process and sends it a signal; returns its id."""
