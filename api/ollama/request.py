@@ -120,7 +120,7 @@ class OllamaEmbedRequest(EngineRequest):
 
     input: str | list[str]
     truncate: bool = True
-    dimensions: Annotated[int, Field(ge=1)] | None = None
+    dimensions: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     options: Ignored = None
     keep_alive: Ignored = None
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
+
+from pydantic_core import core_schema
 
 # Objects in the lists of a body: messages, their parts and calls, tools.
 MAX_PARTS = 16_384
@@ -52,18 +55,44 @@ def _marks(text: str) -> int:
     return text.count(",") + text.count("[") + text.count("{")
 
 
-def fail_fast(schema: Any) -> Any:
-    """Changes a pydantic core schema: each list stops at its first error and has a maximum length.
+def bounded(schema: Any) -> Any:
+    """Changes a pydantic core schema, in which others that were changed before may be nested.
 
-    Otherwise a list of a million invalid parts would produce a million errors.
+    Each list stops at its first error and has a maximum length: a list of a million invalid parts
+    would otherwise produce a million errors. The error of a number says which numbers are allowed.
     """
     if isinstance(schema, dict):
-        if schema.get("type") == "list":
+        kind = schema.get("type")
+        if kind == "list":
             schema["fail_fast"] = True
             schema.setdefault("max_length", MAX_ENTRIES)
-        for inner in schema.values():
-            fail_fast(inner)
+        if kind in ("int", "float"):
+            number = dict(schema)
+            schema.clear()
+            schema.update(
+                core_schema.custom_error_schema(
+                    number, custom_error_type="number", custom_error_message=_allowed(number)
+                )
+            )
+        elif kind != "custom-error":
+            for inner in schema.values():
+                bounded(inner)
     elif isinstance(schema, list | tuple):
         for inner in schema:
-            fail_fast(inner)
+            bounded(inner)
     return schema
+
+
+def _allowed(number: Mapping[str, Any]) -> str:
+    """The numbers that the core schema of a number allows, in words."""
+    if number["type"] == "int":
+        least = number["gt"] + 1 if "gt" in number else number.get("ge")
+        most = number["lt"] - 1 if "lt" in number else number.get("le")
+        if least is None or most is None:
+            return "must be an integer"
+        return f"must be an integer from {least} to {most}"
+    if "ge" in number and "le" in number:
+        return f"must be a number from {number['ge']:g} to {number['le']:g}"
+    if "gt" in number and "le" in number:
+        return f"must be a number above {number['gt']:g} and at most {number['le']:g}"
+    return "must be a number"

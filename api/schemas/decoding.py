@@ -1,32 +1,72 @@
-"""Finds lone surrogates in JSON: escapes such as ``\\ud800``, which are half of a character.
+"""Decodes the JSON that clients send, and finds values in it that no request may have.
 
-JSON's grammar allows them, but no text may contain them, so the decoder reports a syntax error.
+Such values are lone surrogates, which are escapes such as ``\\ud800``, half of a character; numbers
+that are too large, such as ``1e400`` and integers of more than 4,300 digits; and the constants NaN
+and Infinity, which many libraries write although JSON has none. The decoder calls them syntax
+errors and does not say where they are.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import msgspec
+
+_BYTES_MARK = b"\xef\xbb\xbf"
+_TEXT_MARK = "\ufeff"
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
-_LONE = re.compile("[\ud800-\udfff]")
 # The path of a field contains the client's names, which may be long.
 _MAX_PATH = 200
+_INFINITY = float("inf")
 
 
-class LoneSurrogate(ValueError):
-    """A JSON text has a lone surrogate.
+class RefusedValue(ValueError):
+    """A JSON text has a value that no request may have.
 
     Attributes:
-        path: the field whose value has it, such as ``messages[0].content``; None: the text itself,
-            or a name in it.
+        path: the field with the value, such as ``messages[0].content``; None: the text itself, or a
+            name in it.
+        document: the decoded text.
     """
 
-    def __init__(self, escape: str, path: str | None) -> None:
-        place = "" if path is None else f"{path}: "
-        super().__init__(f"{place}{escape} is a lone surrogate, which is half of a character")
+    def __init__(self, reason: str, path: str | None, document: object) -> None:
+        super().__init__(reason if path is None else f"{path}: {reason}")
         self.path = path
+        self.document = document
+
+
+class LoneSurrogate(RefusedValue):
+    """A text in the JSON, or a name, has half of a character."""
+
+
+class NotFinite(RefusedValue):
+    """A number in the JSON is NaN, infinite, or too large."""
+
+
+def without_mark(text: bytes) -> bytes:
+    """The text without a byte order mark, which some editors and libraries write before it."""
+    return text.removeprefix(_BYTES_MARK)
+
+
+def decoded(text: bytes | str) -> Any:
+    """Decodes JSON, with or without a byte order mark.
+
+    Raises:
+        RefusedValue: it has a lone surrogate, or a number that is too large or not finite.
+        ValueError: it is not valid JSON, or nested too deeply; the message says which.
+    """
+    text = without_mark(text) if isinstance(text, bytes) else text.removeprefix(_TEXT_MARK)
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        if refused := refused_value(text, error):
+            raise refused from None
+        raise ValueError(f"not valid JSON: {error}") from None
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def dotted(location: tuple[int | str, ...]) -> str | None:
@@ -37,19 +77,28 @@ def dotted(location: tuple[int | str, ...]) -> str | None:
     return path.removeprefix(".")[:_MAX_PATH] or None
 
 
-def find_lone_surrogate(text: str | bytes) -> LoneSurrogate | None:
-    """The first lone surrogate in a JSON text that the decoder has refused.
+def refused_value(text: str | bytes, error: Exception) -> RefusedValue | None:
+    """The first refused value in a JSON text that the decoder has refused with ``error``.
 
     None: it has none, or is invalid for another reason, too.
     """
     try:
         text = text.decode() if isinstance(text, bytes) else text
-        if not _ESCAPE.search(text):
+        # Most texts are invalid for other reasons: large ones are not parsed again.
+        is_large = "out of range" in str(error)
+        if not (is_large or _ESCAPE.search(text) or "NaN" in text or "Infinity" in text):
             return None
-        value = json.loads(text)
+        document = json.loads(text, parse_int=_integer)
     except (ValueError, RecursionError):
         return None
-    return _first_in(value)
+    return _first_in(document)
+
+
+def _integer(digits: str) -> int | float:
+    try:
+        return int(digits)
+    except ValueError:  # more than 4,300 digits, where the decoder stops, too
+        return float(digits)
 
 
 class _Place(NamedTuple):
@@ -59,8 +108,8 @@ class _Place(NamedTuple):
     name: int | str
 
 
-def _first_in(value: object) -> LoneSurrogate | None:
-    waiting: list[tuple[_Place | None, object]] = [(None, value)]
+def _first_in(document: object) -> RefusedValue | None:
+    waiting: list[tuple[_Place | None, object]] = [(None, document)]
     while waiting:
         place, value = waiting.pop()
         texts: list[str] = []
@@ -71,9 +120,14 @@ def _first_in(value: object) -> LoneSurrogate | None:
             inner = list(enumerate(value))
         elif isinstance(value, dict):
             texts, inner = list(value), list(value.items())
+        # Unequal to itself is NaN only.
+        elif isinstance(value, float) and not -_INFINITY < value < _INFINITY:
+            reason = "must be a number between -1.8e308 and 1.8e308"
+            return NotFinite(reason, _path(place), document)
         for text in texts:
-            if found := _LONE.search(text):
-                return LoneSurrogate(f"\\u{ord(found[0]):04x}", _path(place))
+            if found := _SURROGATE.search(text):
+                reason = f"\\u{ord(found[0]):04x} is a lone surrogate, which is half of a character"
+                return LoneSurrogate(reason, _path(place), document)
         waiting += [(_Place(place, name), one) for name, one in reversed(inner)]
     return None
 

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, model_validator
 from pydantic_core import CoreSchema
 
-from chairlift.api.schemas.bounds import MAX_PARTS, MAX_VALUES, fail_fast, values_of
+from chairlift.api.schemas.bounds import MAX_PARTS, MAX_VALUES, bounded, values_of
 from chairlift.engine.errors import RequestError
 
 
@@ -24,7 +24,7 @@ class Request(BaseModel):
     def __get_pydantic_core_schema__(
         cls, source: type[BaseModel], handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        schema: CoreSchema = fail_fast(handler(source))
+        schema: CoreSchema = bounded(handler(source))
         return schema
 
     @model_validator(mode="before")
