@@ -338,5 +338,6 @@ def _problem_of_http(error: web.HTTPException) -> Problem:
                 501,
                 "this server knows no Transfer-Encoding but chunked",
                 code="unsupported_transfer_coding",
+                rejected="malformed",
             )
     return Problem(error.status, error.reason)

@@ -66,6 +66,8 @@ async def test_unknown_transfer_codings_are_not_implemented() -> None:
         replies = (await send_raw(server, sent)).split(b"HTTP/1.1 ")[1:]
         assert [reply[:3] for reply in replies] == [b"501"] * len(TRANSFER_CODINGS) + [b"200"]
         assert all(b"no Transfer-Encoding but chunked" in reply for reply in replies[:-1])
+        rejected = server.metric("chairlift_requests_rejected_total", reason="malformed")
+        assert rejected == len(TRANSFER_CODINGS)
         # Where the body would end is unknown.
         refused = sent.replace(b", chunked", b"").partition(b"GET /health")[0]
         assert (await send_raw(server, refused)).startswith(b"HTTP/1.0 400 ")
@@ -79,6 +81,18 @@ async def test_the_known_transfer_coding() -> None:
             end = f"Connection: close\r\nTransfer-Encoding:{coding}\r\n\r\n"
             reply = await send_raw(server, (head + end + body).encode())
             assert reply.startswith(b"HTTP/1.1 200 "), reply
+
+
+async def test_streams_of_http_1_0_end_with_their_connection() -> None:
+    """Also for a client that would keep it: nothing else can tell it where the stream ends."""
+    body = b'{"prompt": "x", "stream": true}'
+    head = b"POST /v1/completions HTTP/1.0\r\nContent-Type: application/json\r\n"
+    async with running(engine_replying("Hello")) as server:
+        for connection in (b"", b"Connection: keep-alive\r\n", b"Connection: close\r\n"):
+            sent = head + connection + b"Content-Length: %d\r\n\r\n" % len(body) + body
+            reply = await send_raw(server, sent)
+            assert reply.startswith(b"HTTP/1.0 200 ")
+            assert reply.endswith(b"data: [DONE]\n\n")
 
 
 async def test_slow_heads_and_slow_bodies_time_out() -> None:
