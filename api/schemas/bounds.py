@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from pydantic_core import core_schema
@@ -55,44 +57,73 @@ def _marks(text: str) -> int:
     return text.count(",") + text.count("[") + text.count("{")
 
 
-def bounded(schema: Any) -> Any:
+def bounded(schema: Any, is_item: bool = False) -> Any:
     """Changes a pydantic core schema, in which others that were changed before may be nested.
 
     Each list stops at its first error and has a maximum length: a list of a million invalid parts
-    would otherwise produce a million errors. The error of a number says which numbers are allowed.
+    would otherwise produce a million errors. The error of a number says which numbers are allowed,
+    and that of a field with several types says which. An integer may be written as 5.0, except in a
+    list (``is_item``), which may be too long for a check in Python.
     """
     if isinstance(schema, dict):
         kind = schema.get("type")
+        if kind == "custom-error":
+            return schema
         if kind == "list":
             schema["fail_fast"] = True
             schema.setdefault("max_length", MAX_ENTRIES)
-        if kind in ("int", "float"):
-            number = dict(schema)
+        for name, inner in schema.items():
+            bounded(inner, name == "items_schema")
+        if (message := _allowed(schema)) is not None:
+            own = dict(schema)
             schema.clear()
-            schema.update(
-                core_schema.custom_error_schema(
-                    number, custom_error_type="number", custom_error_message=_allowed(number)
-                )
+            if kind == "int" and not is_item:
+                own = dict(core_schema.no_info_before_validator_function(_as_integer, own))
+            schema |= core_schema.custom_error_schema(
+                own, custom_error_type="not_allowed", custom_error_message=message
             )
-        elif kind != "custom-error":
-            for inner in schema.values():
-                bounded(inner)
     elif isinstance(schema, list | tuple):
         for inner in schema:
             bounded(inner)
     return schema
 
 
-def _allowed(number: Mapping[str, Any]) -> str:
-    """The numbers that the core schema of a number allows, in words."""
-    if number["type"] == "int":
-        least = number["gt"] + 1 if "gt" in number else number.get("ge")
-        most = number["lt"] - 1 if "lt" in number else number.get("le")
-        if least is None or most is None:
-            return "must be an integer"
-        return f"must be an integer from {least} to {most}"
-    if "ge" in number and "le" in number:
-        return f"must be a number from {number['ge']:g} to {number['le']:g}"
-    if "gt" in number and "le" in number:
-        return f"must be a number above {number['gt']:g} and at most {number['le']:g}"
-    return "must be a number"
+def _as_integer(value: object) -> object:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _allowed(schema: Mapping[str, Any]) -> str | None:
+    """What the core schema of a number, or of several types, allows, in words; None for others."""
+    match schema:
+        case {"type": "int"}:
+            least = schema["gt"] + 1 if "gt" in schema else schema.get("ge")
+            most = schema["lt"] - 1 if "lt" in schema else schema.get("le")
+            if least is None or most is None:
+                return "must be an integer"
+            return f"must be an integer from {least} to {most}"
+        case {"type": "float", "ge": least, "le": most}:
+            return f"must be a number from {least:g} to {most:g}"
+        case {"type": "float", "gt": least, "le": most}:
+            return f"must be a number above {least:g} and at most {most:g}"
+        case {"type": "float"}:
+            return "must be a number"
+        case {"type": "union", "choices": choices}:
+            names = [_names(choice) for choice in choices if isinstance(choice, dict)]
+            if len(names) == len(choices) and all(names):
+                *first, last = chain.from_iterable(names)
+                return f"must be {', '.join(first)} or {last}"
+    return None
+
+
+def _names(choice: Mapping[str, Any]) -> Sequence[str]:
+    """The values that the core schema of one of several types allows; empty if it has no name."""
+    match choice:
+        case {"type": "bool"}:
+            return "true", "false"
+        case {"type": "str"}:
+            return ("a string",)
+        case {"type": "list", "items_schema": {"type": "str"}}:
+            return ("a list of strings",)
+        case {"type": "literal", "expected": expected}:
+            return [json.dumps(value) for value in expected]
+    return ()

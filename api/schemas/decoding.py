@@ -77,6 +77,25 @@ def dotted(location: tuple[int | str, ...]) -> str | None:
     return path.removeprefix(".")[:_MAX_PATH] or None
 
 
+def place_in(document: object, location: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """The part of a pydantic error's location that is a path in the JSON ``document``.
+
+    Pydantic adds the type of an object that may have one of several: of ``("tools", 0, "custom",
+    "name")`` the third is none of the names in the object. The last may be a missing one.
+    """
+    if not location:
+        return ()
+    part, rest = location[0], location[1:]
+    if isinstance(document, list) and isinstance(part, int) and part < len(document):
+        return (part, *place_in(document[part], rest))
+    if isinstance(document, dict) and isinstance(part, str):
+        if part in document and (not rest or isinstance(document[part], dict | list)):
+            return (part, *place_in(document[part], rest))
+        if not rest:
+            return (part,)
+    return place_in(document, rest)
+
+
 def refused_value(text: str | bytes, error: Exception) -> RefusedValue | None:
     """The first refused value in a JSON text that the decoder has refused with ``error``.
 

@@ -14,7 +14,8 @@ from chairlift.engine.errors import RequestError
 class Request(BaseModel):
     """A JSON object of a request.
 
-    A field that is null counts as absent. Values are not coerced: "5" is not a number.
+    A field that is null counts as absent. Values are not coerced: "5" is not a number, but
+    5.0 is an integer.
     """
 
     # Most servers receive requests of one API only; building the others takes a tenth of the start.

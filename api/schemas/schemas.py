@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self, TypeVar
 
+import pydantic
 from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
-from chairlift.api.schemas.decoding import NotFinite, RefusedValue, decoded, without_mark
+from chairlift.api.schemas.decoding import (
+    NotFinite,
+    RefusedValue,
+    decoded,
+    place_in,
+    without_mark,
+)
 from chairlift.api.schemas.fields import (
     MAX_TOKENS,
     LogitBias,
@@ -193,6 +201,8 @@ class DetokenizeRequest(Request):
 
 
 RequestT = TypeVar("RequestT", bound=Request)
+# Pydantic's errors of a value that is no object.
+_OBJECT_ERRORS = ("model_type", "model_attributes_type", "dict_type")
 
 
 def parse(kind: type[RequestT], body: bytes) -> RequestT:
@@ -210,12 +220,37 @@ def parse(kind: type[RequestT], body: bytes) -> RequestT:
     except RefusedValue as refused:
         if isinstance(refused, NotFinite):
             # The field's own error says which numbers it takes.
-            kind.model_validate(refused.document)
+            _validated(kind, refused.document)
         raise RequestError(str(refused), refused.path) from None
     except ValueError as error:
         raise RequestError(f"the body is {error}") from None
     if not isinstance(data, dict):
         raise RequestError("the body must be a JSON object")
-    request = kind.model_validate(data)
+    request = _validated(kind, data)
     check_extra_fields(request, generates="stream" in kind.model_fields)
     return request
+
+
+def _validated(kind: type[RequestT], data: object) -> RequestT:
+    """The request; the first error's location is a path in ``data``.
+
+    Raises:
+        RequestError: its fields contradict each other.
+        pydantic.ValidationError: a field is missing, of the wrong type or out of range.
+    """
+    try:
+        return kind.model_validate(data)
+    except pydantic.ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        # Pydantic's message names a class.
+        message = "must be an object" if first["type"] in _OBJECT_ERRORS else first["msg"]
+        raise pydantic.ValidationError.from_exception_data(
+            error.title,
+            [
+                {
+                    "type": PydanticCustomError("invalid", "{message}", {"message": message}),
+                    "loc": place_in(data, first["loc"]),
+                    "input": None,
+                }
+            ],
+        ) from None

@@ -30,7 +30,8 @@ _COUNTS = frozenset(
 def effective(schema: Object) -> Object:
     """A copy without keywords that allow all values that the schema allows without them.
 
-    All places that references point to become definitions.
+    A keyword that is null, which many libraries write for one that is not set, counts as absent,
+    except ``const``. All places that references point to become definitions.
     """
     return _effective(with_definitions(schema))
 
@@ -41,6 +42,7 @@ def _effective(schema: Object) -> Object:
         if keyword in _COUNTS and isinstance(value, float) and value.is_integer()
         else value
         for keyword, value in schema.items()
+        if value is not None or keyword == "const"
     }
     kept = {
         keyword: value

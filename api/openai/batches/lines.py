@@ -151,7 +151,7 @@ def _check_body(body: _Body, rules: LineRules) -> None:
 
 def _choices_of(body: _Body) -> int:
     """The number of choices that a request may generate at once; the endpoint bounds it."""
-    n = body.n if type(body.n) is int and body.n > 0 else 1
+    n = int(body.n) if type(body.n) in (int, float) and body.n > 0 else 1
     prompts = body.prompt
     is_several = isinstance(prompts, list) and prompts and isinstance(prompts[0], str | list)
     return n * (len(prompts) if is_several else 1)

@@ -23,6 +23,7 @@ KINDS = {route.path: route.request for route in ROUTES if route.request is not N
 # JSON texts of numbers that no field takes, though some servers' clients may send them.
 HUGE = [str(2**64), str(-(2**64)), "9" * 400, "-" + "9" * 4000, "9" * 5000, "-" + "9" * 5000]
 HUGE += ["1e400", "-1e400", "NaN", "Infinity", "-Infinity"]
+WHOLE = ["5.0", "0.5e1", "50e-1"]
 ODD = ["-0.0", "0.0", "1e-400", "1.5", "true", '"5"', "[]", "{}"]
 PLACEHOLDER = "the number"
 RANGE = re.compile(
@@ -36,7 +37,7 @@ NESTED: list[tuple[str, dict[str, Any], str]] = [
     (
         "/v1/messages",
         {"thinking": {"type": "enabled", "budget_tokens": PLACEHOLDER}},
-        "thinking.enabled.budget_tokens",
+        "thinking.budget_tokens",
     ),
     (
         "/v1/batches",
@@ -85,10 +86,12 @@ def message_of(reply: Any) -> str:
 def numbers_in(schema: Any, is_named: bool = False) -> Iterator[tuple[dict[str, Any], bool]]:
     """The core schemas of numbers, and whether their error names the range."""
     if isinstance(schema, dict):
-        if schema.get("type") in ("int", "float"):
+        kind = schema.get("type")
+        if kind in ("int", "float"):
             yield schema, is_named
+        is_named = kind == "custom-error" or (is_named and kind == "function-before")
         for inner in schema.values():
-            yield from numbers_in(inner, schema.get("type") == "custom-error")
+            yield from numbers_in(inner, is_named)
     elif isinstance(schema, list | tuple):
         for inner in schema:
             yield from numbers_in(inner)
@@ -122,6 +125,21 @@ async def check(server: Running, path: str, fields: Any, place: str, *others: st
 async def test_a_number_of_any_size(server: Running, path: str) -> None:
     for name in numbers_of(KINDS[path]):
         await check(server, path, {name: PLACEHOLDER}, name, '"5"')
+
+
+async def test_an_integer_may_be_written_with_a_fraction_of_zero(server: Running) -> None:
+    """JSON has one kind of number: 5.0 is an integer, for JSON Schema, vLLM and Ollama, too."""
+    for number in ["5", *WHOLE]:
+        for path, fields in (
+            ("/v1/completions", {"max_tokens": PLACEHOLDER, "seed": PLACEHOLDER, "best_of": 1.0}),
+            ("/api/generate", {"options": {"num_predict": PLACEHOLDER, "seed": PLACEHOLDER}}),
+        ):
+            body = with_number({**plain(path), **fields}, number)
+            status, reply = await server.post(path, body)
+            assert status == 200, reply
+            params = server.engine.submitted[-1].params
+            assert (params.max_tokens, params.seed) == (5, 5)
+            assert type(params.max_tokens) is type(params.seed) is int
 
 
 async def test_an_option_of_any_size(server: Running) -> None:
