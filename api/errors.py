@@ -13,8 +13,8 @@ import msgspec
 import pydantic
 from aiohttp import web
 
+from chairlift.api.schemas.decoding import dotted
 from chairlift.api.schemas.replies import ErrorDetail, ErrorReply
-from chairlift.api.schemas.surrogates import dotted
 from chairlift.engine.errors import (
     AdapterError,
     ContextOverflow,
@@ -332,5 +332,12 @@ def _problem_of_http(error: web.HTTPException) -> Problem:
         case 417:
             return Problem(
                 417, "this server knows no expectation but 100-continue", code="expectation_failed"
+            )
+        case 501:
+            return Problem(
+                501,
+                "this server knows no Transfer-Encoding but chunked",
+                code="unsupported_transfer_coding",
+                rejected="malformed",
             )
     return Problem(error.status, error.reason)

@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from chairlift.api.schemas.decoding import without_mark
+
 # Two prompts with the same first characters are the same to the router, whose tree compares them
 # character by character in Python: longer texts would cost more than they tell.
 MAX_PROMPT_CHARS = 8192
@@ -76,7 +78,7 @@ _decoder = msgspec.json.Decoder(Body)
 def read_body(body: bytes) -> Body:
     """The body's fields. A body that is no JSON object has none: the replica refuses it."""
     try:
-        return _decoder.decode(body)
+        return _decoder.decode(without_mark(body))
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         return Body()
 

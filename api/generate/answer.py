@@ -204,5 +204,5 @@ def log_failure(status: int, error: BaseException) -> None:
     """Logs server errors for the operator: bugs with a traceback, but without any user text."""
     if status == 500:
         logger.error("a request failed: %s", redacted_traceback(error))
-    elif status > 500:
+    elif status > 501:  # 501 is the client's fault, whose request needs what HTTP leaves optional
         logger.warning("a request was not served: %s", error)

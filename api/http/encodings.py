@@ -1,4 +1,4 @@
-"""Bodies that a client has compressed, by the header Content-Encoding.
+"""Bodies that a client has compressed, by the header Content-Encoding or Transfer-Encoding.
 
 NOTE: aiohttp decodes some encodings itself. It passes on bodies with unknown ones as they are, and
 calls a request malformed if it lacks the decoder, so the server does without.
@@ -58,6 +58,18 @@ def require_known_encoding(request: web.Request) -> None:
         UnsupportedEncoding: it is compressed in a way that the server does not know.
     """
     encoding_of(request.headers.getall(hdrs.CONTENT_ENCODING, ()))
+
+
+def check_transfer_coding(request: web.Request) -> None:
+    """Raises HTTPNotImplemented if the client has applied another transfer coding than chunked.
+
+    NOTE: aiohttp decodes chunked and passes on what is inside. It refuses a request whose last
+    coding is another one as malformed: where such a request ends is unknown.
+    """
+    values = request.headers.getall(hdrs.TRANSFER_ENCODING, ())
+    names = [name.strip().lower() for value in values for name in value.split(",")]
+    if any(name not in ("", "chunked") for name in names):
+        raise web.HTTPNotImplemented
 
 
 def with_decoded_body(

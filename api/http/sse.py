@@ -11,6 +11,7 @@ from typing import Self
 
 import msgspec
 from aiohttp import web
+from aiohttp.http import HttpVersion11
 
 from chairlift.api.http.json_lines import one_line
 
@@ -100,6 +101,9 @@ class EventStream:
         """Begins the reply; does nothing if it has begun already."""
         if self.response.prepared:
             return self
+        if self._request.version < HttpVersion11:
+            # Only the end of the connection can tell such a client that the stream has ended.
+            self.response.force_close()
         await self.response.prepare(self._request)
         self._last_write = self._clock()
         self._keeper = asyncio.create_task(self._keep_alive())

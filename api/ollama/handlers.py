@@ -96,10 +96,13 @@ async def _prepare(
 
 
 async def ollama_embed(http: web.Request) -> web.Response:
-    """Computes one normalized vector per text."""
+    """Computes one normalized vector per text. Without a text it only loads the model."""
     began = time.monotonic()
     request = await read(http, OllamaEmbedRequest)
     model = http.app[SERVICE].model(request.model)
+    if not request.input:
+        took = nanoseconds(time.monotonic() - began)
+        return json_response(OllamaEmbeddings(request.model or model.name, [], took, 0, 0))
     fields = EmbeddingRequest.model_validate(
         {
             **_engine_fields(request, model),
@@ -121,8 +124,11 @@ async def ollama_embed(http: web.Request) -> web.Response:
 
 
 async def ollama_embeddings(http: web.Request) -> web.Response:
-    """Computes the vector of one text, which is not normalized."""
+    """Computes the vector of one text, which is not normalized; see ``ollama_embed``."""
     request = await read(http, OllamaEmbeddingsRequest)
+    if not request.prompt:
+        http.app[SERVICE].model(request.model)
+        return json_response(OllamaEmbedding([]))
     fields = EmbeddingRequest.model_validate(
         {
             **_engine_fields(request, http.app[SERVICE].model(request.model)),

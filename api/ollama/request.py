@@ -116,19 +116,22 @@ class OllamaGenerateRequest(OllamaGenerationRequest):
 
 
 class OllamaEmbedRequest(EngineRequest):
-    """POST /api/embed. Unless ``truncate`` is false, texts are cut to the context."""
+    """POST /api/embed. Unless ``truncate`` is false, texts are cut to the context.
 
-    input: str | list[str]
+    Without a text it computes nothing, and only checks the model.
+    """
+
+    input: str | list[str] = []
     truncate: bool = True
-    dimensions: Annotated[int, Field(ge=1)] | None = None
+    dimensions: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     options: Ignored = None
     keep_alive: Ignored = None
 
 
 class OllamaEmbeddingsRequest(EngineRequest):
-    """POST /api/embeddings, the older form for one text."""
+    """POST /api/embeddings, the older form for one text, which may be empty as at /api/embed."""
 
-    prompt: str
+    prompt: str = ""
     options: Ignored = None
     keep_alive: Ignored = None
 

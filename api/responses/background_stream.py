@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from chairlift.api.http.early_stream import event_stream
 from chairlift.api.http.sse import RESPONSES
@@ -52,7 +52,10 @@ async def stream_events(
     settings = http.app[SERVICE].settings
     # The response keeps its events anyway, so a slow client costs no memory here.
     async with event_stream(http, RESPONSES, settings.keep_alive_seconds) as stream:
-        async for framed in events:
-            await stream.send_framed(framed)
-        await stream.finish()
+        # NOTE: aiohttp would send what is written in reply to HEAD, too; for the client it would be
+        # the beginning of the next reply.
+        if http.method != hdrs.METH_HEAD:
+            async for framed in events:
+                await stream.send_framed(framed)
+            await stream.finish()
     return stream.response

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
+
+from pydantic_core import core_schema
 
 # Objects in the lists of a body: messages, their parts and calls, tools.
 MAX_PARTS = 16_384
@@ -52,18 +57,73 @@ def _marks(text: str) -> int:
     return text.count(",") + text.count("[") + text.count("{")
 
 
-def fail_fast(schema: Any) -> Any:
-    """Changes a pydantic core schema: each list stops at its first error and has a maximum length.
+def bounded(schema: Any, is_item: bool = False) -> Any:
+    """Changes a pydantic core schema, in which others that were changed before may be nested.
 
-    Otherwise a list of a million invalid parts would produce a million errors.
+    Each list stops at its first error and has a maximum length: a list of a million invalid parts
+    would otherwise produce a million errors. The error of a number says which numbers are allowed,
+    and that of a field with several types says which. An integer may be written as 5.0, except in a
+    list (``is_item``), which may be too long for a check in Python.
     """
     if isinstance(schema, dict):
-        if schema.get("type") == "list":
+        kind = schema.get("type")
+        if kind == "custom-error":
+            return schema
+        if kind == "list":
             schema["fail_fast"] = True
             schema.setdefault("max_length", MAX_ENTRIES)
-        for inner in schema.values():
-            fail_fast(inner)
+        for name, inner in schema.items():
+            bounded(inner, name == "items_schema")
+        if (message := _allowed(schema)) is not None:
+            own = dict(schema)
+            schema.clear()
+            if kind == "int" and not is_item:
+                own = dict(core_schema.no_info_before_validator_function(_as_integer, own))
+            schema |= core_schema.custom_error_schema(
+                own, custom_error_type="not_allowed", custom_error_message=message
+            )
     elif isinstance(schema, list | tuple):
         for inner in schema:
-            fail_fast(inner)
+            bounded(inner)
     return schema
+
+
+def _as_integer(value: object) -> object:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _allowed(schema: Mapping[str, Any]) -> str | None:
+    """What the core schema of a number, or of several types, allows, in words; None for others."""
+    match schema:
+        case {"type": "int"}:
+            least = schema["gt"] + 1 if "gt" in schema else schema.get("ge")
+            most = schema["lt"] - 1 if "lt" in schema else schema.get("le")
+            if least is None or most is None:
+                return "must be an integer"
+            return f"must be an integer from {least} to {most}"
+        case {"type": "float", "ge": least, "le": most}:
+            return f"must be a number from {least:g} to {most:g}"
+        case {"type": "float", "gt": least, "le": most}:
+            return f"must be a number above {least:g} and at most {most:g}"
+        case {"type": "float"}:
+            return "must be a number"
+        case {"type": "union", "choices": choices}:
+            names = [_names(choice) for choice in choices if isinstance(choice, dict)]
+            if len(names) == len(choices) and all(names):
+                *first, last = chain.from_iterable(names)
+                return f"must be {', '.join(first)} or {last}"
+    return None
+
+
+def _names(choice: Mapping[str, Any]) -> Sequence[str]:
+    """The values that the core schema of one of several types allows; empty if it has no name."""
+    match choice:
+        case {"type": "bool"}:
+            return "true", "false"
+        case {"type": "str"}:
+            return ("a string",)
+        case {"type": "list", "items_schema": {"type": "str"}}:
+            return ("a list of strings",)
+        case {"type": "literal", "expected": expected}:
+            return [json.dumps(value) for value in expected]
+    return ()

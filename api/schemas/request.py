@@ -7,14 +7,15 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, model_validator
 from pydantic_core import CoreSchema
 
-from chairlift.api.schemas.bounds import MAX_PARTS, MAX_VALUES, fail_fast, values_of
+from chairlift.api.schemas.bounds import MAX_PARTS, MAX_VALUES, bounded, values_of
 from chairlift.engine.errors import RequestError
 
 
 class Request(BaseModel):
     """A JSON object of a request.
 
-    A field that is null counts as absent. Values are not coerced: "5" is not a number.
+    A field that is null counts as absent. Values are not coerced: "5" is not a number, but
+    5.0 is an integer.
     """
 
     # Most servers receive requests of one API only; building the others takes a tenth of the start.
@@ -24,7 +25,7 @@ class Request(BaseModel):
     def __get_pydantic_core_schema__(
         cls, source: type[BaseModel], handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        schema: CoreSchema = fail_fast(handler(source))
+        schema: CoreSchema = bounded(handler(source))
         return schema
 
     @model_validator(mode="before")

@@ -24,7 +24,7 @@ from chairlift.engine.hub.generation_config import (
 MODEL_DEFAULT = "The default is the model's: default_sampling_params in GET /v1/models."
 
 _Temperature = Annotated[float, Field(ge=0, le=2)]
-_TopP = Annotated[float, Field(gt=0, le=1)]
+_TopP = Annotated[float, Field(ge=0, le=1)]
 _TopK = Annotated[int, Field(ge=-1, lt=2**31)]
 _MinP = Annotated[float, Field(ge=0, le=1)]
 _RepetitionPenalty = Annotated[float, Field(ge=0.01, le=100)]

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self, TypeVar
 
-import msgspec
+import pydantic
 from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
+from chairlift.api.schemas.decoding import (
+    NotFinite,
+    RefusedValue,
+    decoded,
+    place_in,
+    without_mark,
+)
 from chairlift.api.schemas.fields import (
     MAX_TOKENS,
     LogitBias,
@@ -25,7 +33,6 @@ from chairlift.api.schemas.sampling_defaults import (
     TopP,
 )
 from chairlift.api.schemas.structured import Structured
-from chairlift.api.schemas.surrogates import find_lone_surrogate
 from chairlift.api.schemas.templating import Templating
 from chairlift.api.schemas.unsupported import check_extra_fields
 from chairlift.engine.errors import RequestError
@@ -134,7 +141,7 @@ class CompletionRequest(GenerationRequest):
     # 0 generates nothing: with echo, the reply is the prompt only.
     max_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    best_of: int | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     add_special_tokens: bool = True
 
     @model_validator(mode="after")
@@ -155,10 +162,10 @@ class EmbeddingRequest(EngineRequest):
 
     input: Prompts
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: Annotated[int, Field(ge=1)] | None = None
+    dimensions: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     pooling: Pooling | None = None
     normalize: bool = True
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     add_special_tokens: bool = True
 
     @model_validator(mode="after")
@@ -194,28 +201,56 @@ class DetokenizeRequest(Request):
 
 
 RequestT = TypeVar("RequestT", bound=Request)
+# Pydantic's errors of a value that is no object.
+_OBJECT_ERRORS = ("model_type", "model_attributes_type", "dict_type")
 
 
 def parse(kind: type[RequestT], body: bytes) -> RequestT:
-    """Validates a JSON body as a request.
+    """Validates a JSON body as a request; a byte order mark before the JSON is ignored.
 
     Raises:
         RequestError: the body is not JSON, its fields contradict each other, or it has a known
             field that is not supported.
         pydantic.ValidationError: a field is missing, of the wrong type or out of range.
     """
-    if not body:
+    if not without_mark(body):
         raise RequestError("the body is empty; it must be a JSON object")
     try:
-        data = msgspec.json.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        if lone := find_lone_surrogate(body):
-            raise RequestError(str(lone), lone.path) from None
-        raise RequestError(f"the body is not valid JSON: {error}") from None
-    except RecursionError:
-        raise RequestError("the body is nested too deeply") from None
+        data = decoded(body)
+    except RefusedValue as refused:
+        if isinstance(refused, NotFinite):
+            # The field's own error says which numbers it takes.
+            _validated(kind, refused.document)
+        raise RequestError(str(refused), refused.path) from None
+    except ValueError as error:
+        raise RequestError(f"the body is {error}") from None
     if not isinstance(data, dict):
         raise RequestError("the body must be a JSON object")
-    request = kind.model_validate(data)
+    request = _validated(kind, data)
     check_extra_fields(request, generates="stream" in kind.model_fields)
     return request
+
+
+def _validated(kind: type[RequestT], data: object) -> RequestT:
+    """The request; the first error's location is a path in ``data``.
+
+    Raises:
+        RequestError: its fields contradict each other.
+        pydantic.ValidationError: a field is missing, of the wrong type or out of range.
+    """
+    try:
+        return kind.model_validate(data)
+    except pydantic.ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        # Pydantic's message names a class.
+        message = "must be an object" if first["type"] in _OBJECT_ERRORS else first["msg"]
+        raise pydantic.ValidationError.from_exception_data(
+            error.title,
+            [
+                {
+                    "type": PydanticCustomError("invalid", "{message}", {"message": message}),
+                    "loc": place_in(data, first["loc"]),
+                    "input": None,
+                }
+            ],
+        ) from None

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 import msgspec
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
+from chairlift.api.schemas.decoding import RefusedValue, decoded
 from chairlift.api.schemas.fields import checked_size
 from chairlift.api.schemas.request import Request
-from chairlift.api.schemas.surrogates import find_lone_surrogate
 from chairlift.engine.errors import RequestError
 from chairlift.engine.grammar.language import MAX_CHARS
 from chairlift.engine.grammar.objects import closed
@@ -25,18 +25,18 @@ def _schema(value: object) -> str:
     """The normalized text of a JSON schema, which may be given as an object or as text.
 
     The order of its fields is kept. A text that is not a JSON object is returned unchanged; the
-    grammar library reports the error, except for lone surrogates.
+    grammar library reports the error, except for values that no request may have.
     """
     if isinstance(value, str):
         if len(value) > MAX_CHARS:
             raise ValueError(f"must be at most {MAX_CHARS} characters of JSON")
         try:
-            decoded = msgspec.json.decode(value)
-        except (msgspec.MsgspecError, RecursionError):
-            if lone := find_lone_surrogate(value):
-                raise lone from None
+            schema = decoded(value)
+        except RefusedValue:
+            raise
+        except ValueError:
             return value
-        return msgspec.json.encode(decoded).decode() if isinstance(decoded, dict) else value
+        return msgspec.json.encode(schema).decode() if isinstance(schema, dict) else value
     if not isinstance(value, dict):
         raise ValueError("must be a JSON schema, which is an object")
     return schema_text(value)

@@ -17,6 +17,7 @@ from chairlift.api.errors import problem_of
 from chairlift.api.generate.answer import log_failure
 from chairlift.api.generate.model_lease import release_model
 from chairlift.api.http.early_stream import FRAMINGS, close_stream, end_stream, is_early
+from chairlift.api.http.encodings import check_transfer_coding
 from chairlift.api.http.expectations import EXPECTED, check_expectation
 from chairlift.api.http.requests import CLIENT_LEFT, REQUEST_ID_KEY, Handler, route_of
 from chairlift.api.observe.access import log_request
@@ -120,6 +121,7 @@ async def _boundary(request: web.Request, handler: Handler) -> web.StreamRespons
     status = CLIENT_LEFT
     failure: Exception | None = None
     try:
+        check_transfer_coding(request)
         check_expectation(request)
         response = await handler(request)
         status = response.status

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from chairlift.engine.grammar.references import with_definitions
 from chairlift.engine.grammar.subschemas import Object, Schema, changed
 
 # Keywords that only describe a schema, also OpenAPI's.
@@ -29,13 +30,19 @@ _COUNTS = frozenset(
 def effective(schema: Object) -> Object:
     """A copy without keywords that allow all values that the schema allows without them.
 
-    What a ``$ref`` to another place than ``$defs`` or a schema points to does not change.
+    A keyword that is null, which many libraries write for one that is not set, counts as absent,
+    except ``const``. All places that references point to become definitions.
     """
+    return _effective(with_definitions(schema))
+
+
+def _effective(schema: Object) -> Object:
     whole = {
         keyword: int(value)
         if keyword in _COUNTS and isinstance(value, float) and value.is_integer()
         else value
         for keyword, value in schema.items()
+        if value is not None or keyword == "const"
     }
     kept = {
         keyword: value
@@ -51,7 +58,7 @@ def says_nothing(schema: object) -> bool:
 
 
 def _inner(keyword: str, pointer: str, schema: Schema) -> Schema:
-    return schema if isinstance(schema, bool) else effective(schema)
+    return schema if isinstance(schema, bool) else _effective(schema)
 
 
 def _is_count(value: object) -> bool:

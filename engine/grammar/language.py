@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,6 +43,9 @@ LIMITS = LLParserLimits(
     step_max_items=5_000, max_items_in_row=1_000, max_lexer_states=50_000, verbose_errors=False
 )
 _MAX_REASON_CHARS = 300
+# The lines in which the library shows a place of the grammar, which may be one that the server made
+# of the client's schemas; a message begins with the place's numbers.
+_SHOWN = re.compile(r"^ *(\d+ \|.*|\^+ *)$", re.MULTILINE)
 
 
 class Lexicon(msgspec.Struct, frozen=True):
@@ -176,4 +180,4 @@ def _short(message: str) -> str:
     # The library escapes some of the marks.
     for hidden in ("<non-verbose/>", MARK, MARK_ESCAPED):
         message = message.replace(hidden, "")
-    return " ".join(message.split())[:_MAX_REASON_CHARS]
+    return " ".join(_SHOWN.sub("", message).split())[:_MAX_REASON_CHARS]

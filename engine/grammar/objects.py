@@ -20,7 +20,6 @@ from chairlift.engine.grammar.subschemas import (
     changed,
     combined,
     combines,
-    references,
 )
 
 # Limits of unmentioned properties, which an object may have beside the named ones: their number,
@@ -93,12 +92,12 @@ class _Closing:
             return changed(schema, pointer, self._rewritten)
         if not _may_be_object(schema):
             return changed(schema, pointer, self._rewritten)
-        return self._limited(changed(_all_named(schema), pointer, self._rewritten), pointer)
+        return self._limited(changed(_all_named(schema), pointer, self._rewritten))
 
     def _rewritten_definition(self, keyword: str, pointer: str, schema: Schema) -> Schema:
         return self._rewritten(keyword, pointer, schema) if keyword in _DEFINITIONS else schema
 
-    def _limited(self, schema: Object, pointer: str) -> Object:
+    def _limited(self, schema: Object) -> Object:
         if "properties" in schema and not _says_others(schema):
             return {**schema, "additionalProperties": False}
         return schema
@@ -109,7 +108,6 @@ class _Bounding(_Closing):
 
     def __init__(self, schema: Object) -> None:
         super().__init__(schema)
-        self._targets = set(references(schema))
         self._alternatives = 0
 
     def _rewritten(self, keyword: str, pointer: str, schema: Schema) -> Schema:
@@ -122,7 +120,7 @@ class _Bounding(_Closing):
             rewritten.setdefault("items", {"$ref": self._free(MAX_FREE_DEPTH)})
         return rewritten
 
-    def _limited(self, schema: Object, pointer: str) -> Object:
+    def _limited(self, schema: Object) -> Object:
         others: object = schema.get("additionalProperties", True)
         if "maxProperties" in schema or (others is False and "patternProperties" not in schema):
             return schema
@@ -131,13 +129,13 @@ class _Bounding(_Closing):
                 return {**schema, "additionalProperties": False}
             name = other_names(schema["properties"], MAX_NAME_CHARS)
             limits = {"patternProperties": {name: _UNMENTIONED}, "additionalProperties": False}
-            return self._with_others(schema, limits, MAX_UNMENTIONED, pointer)
+            return self._with_others(schema, limits, MAX_UNMENTIONED)
         if others is True:
             limits = {"additionalProperties": {"$ref": self._free(MAX_FREE_DEPTH)}}
-            return self._with_others(schema, limits, MAX_ENTRIES, pointer)
-        return self._with_others(schema, {}, MAX_ENTRIES, pointer)
+            return self._with_others(schema, limits, MAX_ENTRIES)
+        return self._with_others(schema, {}, MAX_ENTRIES)
 
-    def _with_others(self, schema: Object, limits: Object, others: int, pointer: str) -> Object:
+    def _with_others(self, schema: Object, limits: Object, others: int) -> Object:
         """An object with its named properties and up to ``others`` more, described by ``limits``.
 
         The library counts properties only if all named ones are required. If some are optional, the
@@ -151,10 +149,9 @@ class _Bounding(_Closing):
             return {**schema, **limits, "maxProperties": maximum}
         only_named = {k: v for k, v in schema.items() if k != "patternProperties"}
         only_named["additionalProperties"] = False
-        moved = any(target.startswith(f"{pointer}/properties/") for target in self._targets)
         self._alternatives += 1
         too_large = len(optional) > MAX_OPTIONAL or self._alternatives > MAX_ALTERNATIVES
-        if moved or too_large or False in schema["properties"].values():
+        if too_large or False in schema["properties"].values():
             return only_named
         shared = {name: self._shared(one) for name, one in schema["properties"].items()}
         definitions = {k: only_named.pop(k) for k in _DEFINITIONS if k in only_named}

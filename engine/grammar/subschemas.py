@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote
 
@@ -90,23 +90,6 @@ def combined(schema: Object) -> set[str]:
                 found.add(target)
                 waiting.append(target)
     return found
-
-
-def references(schema: Schema) -> Iterator[str]:
-    """Yields the targets of all references in a schema."""
-    if isinstance(schema, bool):
-        return
-    if isinstance(reference := schema.get("$ref"), str):
-        yield unquote(reference)
-    inner: list[Schema] = []
-
-    def visit(keyword: str, path: str, one: Schema) -> Schema:
-        inner.append(one)
-        return one
-
-    changed(schema, "", visit)
-    for one in inner:
-        yield from references(one)
 
 
 def _is_schema(value: object) -> bool:

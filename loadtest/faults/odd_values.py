@@ -32,12 +32,12 @@ def sampling(vocabulary: int) -> tuple[Odd, ...]:
         ),
         Odd(
             "top_p",
-            (*_SUBNORMAL, 1e-10, 1e-7, 0.5, 0.9999999, 0.9999999999999999, 1),
-            (0, -0.0, 1.0000000000000002, -1e-40, 1e308),
+            (0, -0.0, *_SUBNORMAL, 1e-10, 1e-7, 0.5, 0.9999999, 0.9999999999999999, 1),
+            (1.0000000000000002, -5e-324, -1e-40, 1e308),
         ),
         Odd(
             "top_k",
-            (-1, 0, 1, 2, vocabulary - 1, vocabulary, vocabulary + 1, _INT32 - 1),
+            (-1, 0, -0.0, 1, 2.0, vocabulary - 1, vocabulary, vocabulary + 1, _INT32 - 1),
             (-2, _INT32, 2**32, _INT64, 1.5),
         ),
         Odd("priority", (-100, 0, 100), (-101, 101, _INT64)),
@@ -82,10 +82,10 @@ def openai(vocabulary: int, rows: int) -> tuple[Odd, ...]:
         ),
         Odd(
             "seed",
-            (0, -1, 1, _INT32, 2**32, 2**53 + 1, _INT64 - 1, -_INT64),
-            (_INT64, -_INT64 - 1, 2**64, 10**30),
+            (0, -1, 1, _INT32, 2**32, 2**53 + 1, 1e18, _INT64 - 1, -_INT64),
+            (_INT64, -_INT64 - 1, 2**64, 10**30, 1e30, 0.5),
         ),
-        Odd("max_tokens", (1, 2, 7), (_INT32 - 1, _INT32, -1, _INT64)),
+        Odd("max_tokens", (1, 2.0, 7), (1.5, _INT32 - 1, _INT32, -1, _INT64)),
         Odd("min_tokens", (0, 1), (_INT32 - 1, _INT32, -1)),
         Odd(
             "stop_token_ids",

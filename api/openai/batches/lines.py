@@ -12,7 +12,7 @@ import msgspec
 
 from chairlift.api.http.json_lines import one_line
 from chairlift.api.openai.batches.replies import BatchError
-from chairlift.api.schemas.surrogates import find_lone_surrogate
+from chairlift.api.schemas.decoding import refused_value, without_mark
 
 MAX_CUSTOM_ID = 512
 # Of a file in which every line is wrong, a batch reports the first ones.
@@ -95,7 +95,7 @@ def numbered_lines(path: Path, max_line_bytes: int) -> Iterator[tuple[int, bytes
             rest = line
             while rest and not rest.endswith(b"\n"):
                 rest = file.readline(max_line_bytes + 1)
-            if line.strip():
+            if without_mark(line).strip():
                 yield number, line
 
 
@@ -107,12 +107,13 @@ def parse_line(number: int, text: bytes, rules: LineRules) -> RequestLine:
     """
     if len(text) > rules.max_line_bytes:
         raise LineError("line_too_long", f"A line may have {rules.max_line_bytes} bytes.")
+    text = without_mark(text)
     try:
         line = _decode_line(text)
         body = _decode_body(line.body) if bytes(line.body)[:1] == b"{" else None
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        if lone := find_lone_surrogate(text):
-            raise LineError("invalid_json_line", f"This line is invalid: {lone}.") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        if refused := refused_value(text, error):
+            raise LineError("invalid_json_line", f"This line is invalid: {refused}.") from None
         raise LineError("invalid_json_line", "This line is not a JSON object.") from None
     custom_id = line.custom_id
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_CUSTOM_ID:
@@ -150,7 +151,7 @@ def _check_body(body: _Body, rules: LineRules) -> None:
 
 def _choices_of(body: _Body) -> int:
     """The number of choices that a request may generate at once; the endpoint bounds it."""
-    n = body.n if type(body.n) is int and body.n > 0 else 1
+    n = int(body.n) if type(body.n) in (int, float) and body.n > 0 else 1
     prompts = body.prompt
     is_several = isinstance(prompts, list) and prompts and isinstance(prompts[0], str | list)
     return n * (len(prompts) if is_several else 1)

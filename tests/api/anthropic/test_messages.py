@@ -110,7 +110,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": []}]}, "messages[0]: content"),
     ({"messages": [{"role": "assistant", "content": ""}]}, "only a text"),
-    ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "image.source"),
+    ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "content[0].source"),
     ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "'document'"),
     ({"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": ""}]}]}, "belong"),
     ({"messages": [{"role": "assistant", "content": [{"type": "redacted_thinking"}]}]}, "redacted"),

@@ -160,6 +160,13 @@ async def test_requests_without_a_prompt_only_check_the_model() -> None:
             status, reply = await server.post(path, {"model": "org/tiny", "keep_alive": 0})
             assert (status, reply["done"], reply["done_reason"]) == (200, True, "load")
             assert (await server.post(path, {"model": "llama3"}))[0] == 404
+        for body in ({}, {"input": ""}, {"input": []}, {"input": None}):
+            status, reply = await server.post("/api/embed", {"model": "org/tiny", **body})
+            assert (status, reply["embeddings"]) == (200, [])
+        for body in ({}, {"prompt": ""}):
+            assert await server.post("/api/embeddings", body) == (200, {"embedding": []})
+        for path in ("/api/embed", "/api/embeddings"):
+            assert (await server.post(path, {"model": "llama3"}))[0] == 404
         assert not server.engine.submitted
 
 

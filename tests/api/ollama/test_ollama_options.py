@@ -43,7 +43,7 @@ REFUSED: dict[str, tuple[list[Any], list[Any]]] = {
 WRONG: dict[str, list[Any]] = {
     "num_predict": [-3, "7", 2**31, 1.5],
     "temperature": [-1, 3, "hot"],
-    "top_p": [0, 1.5],
+    "top_p": [-0.1, 1.5],
     "min_p": [-0.1, 2],
     "repeat_penalty": [0, 1000],
     "seed": [2**64, "x"],

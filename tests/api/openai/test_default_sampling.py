@@ -85,7 +85,7 @@ async def test_other_defaults_give_another_fingerprint(server: Running) -> None:
 @pytest.mark.parametrize(
     "defaults",
     [
-        SamplingDefaults(temperature=0, top_p=1e-300, top_k=-1, min_p=1, repetition_penalty=0.01),
+        SamplingDefaults(temperature=0, top_p=0, top_k=-1, min_p=1, repetition_penalty=0.01),
         SamplingDefaults(temperature=2, top_k=2**31 - 1, repetition_penalty=100),
     ],
     ids=("lowest", "highest"),

@@ -44,7 +44,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"temperature": "hot"}, "temperature"),
     ({"temperature": -0.1}, "temperature"),
     ({"temperature": 10**400}, "temperature"),
-    ({"top_p": 0}, "top_p"),
+    ({"top_p": -0.1}, "top_p"),
     ({"top_k": -2}, "top_k"),
     ({"top_k": 1.5}, "top_k"),
     ({"min_p": 2}, "min_p"),

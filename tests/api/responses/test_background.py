@@ -201,3 +201,31 @@ async def test_a_server_that_stores_nothing_refuses() -> None:
     async with running(engine_replying("a"), response_store_bytes=0) as server:
         status, reply = await server.post(PATH, {"input": "Hi", "background": True})
         assert (status, reply["error"]["param"]) == (400, "background")
+
+
+async def test_the_reply_to_head_has_no_body() -> None:
+    """Neither for a stream that goes on nor for one that has ended; the next reply follows."""
+    async with running(engine_replying("Hello" * 40, step_seconds=0.02)) as slow:
+        stream = await slow.openai.responses.create(
+            model=MODEL, input="Hi", background=True, stream=True
+        )
+        first = await anext(aiter(stream))
+        assert first.type == "response.created"
+        path = f"{PATH}/{first.response.id}"
+        for is_over in (False, True):
+            if is_over:
+                await ended(slow.openai, first.response.id)
+            host, _, port = slow.url.removeprefix("http://").partition(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            for method, target, end in (
+                ("HEAD", f"{path}?stream=true", ""),
+                ("HEAD", path, ""),
+                ("GET", "/health", "Connection: close\r\n"),
+            ):
+                writer.write(f"{method} {target} HTTP/1.1\r\nHost: x\r\n{end}\r\n".encode())
+            replies = await asyncio.wait_for(reader.read(), 5)
+            writer.close()
+            *empty, rest, health = replies.split(b"\r\n\r\n")
+            heads = [head.partition(b"\r\n")[0] for head in (*empty, rest)]
+            assert heads == [b"HTTP/1.1 200 OK"] * 3
+            assert health == b'{"status":"ok"}'

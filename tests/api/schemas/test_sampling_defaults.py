@@ -89,7 +89,7 @@ def test_the_log_shows_what_is_not_neutral() -> None:
         ({"max_new_tokens": 5}, "unknown key 'max_new_tokens', not one of temperature, top_p"),
         ({"temperature": 2.5}, "temperature is 2.5, but should be less than or equal to 2"),
         ({"temperature": "hot"}, "temperature is 'hot', but should be a valid number"),
-        ({"top_p": 0}, "top_p is 0, but should be greater than 0"),
+        ({"top_p": -1}, "top_p is -1, but should be greater than or equal to 0"),
         ({"top_k": 1.5}, "top_k is 1.5, but should be a valid integer"),
         ({"eos_token_id": "x"}, "eos_token_id is 'x', but should be a token id"),
     ],

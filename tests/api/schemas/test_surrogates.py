@@ -9,94 +9,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.api.api_server import Running, engine_replying, running, tool
+from support.api.api_server import Running, engine_replying, running
+from support.api.fields import BODIES
 
 from chairlift.api.openai.batches.lines import LineError, LineRules, parse_line
-from chairlift.api.schemas.surrogates import dotted, find_lone_surrogate
+from chairlift.api.schemas.decoding import dotted, refused_value
 
-SCHEMA = {
-    "type": "object",
-    "description": "d",
-    "properties": {"a": {"type": "string", "pattern": "a+", "enum": ["b"], "default": "c"}},
-    "required": ["a"],
-}
-CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-FORMAT = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
-MESSAGES = [
-    {"role": "system", "content": "s"},
-    {"role": "user", "name": "u", "content": [{"type": "text", "text": "t"}]},
-    {"role": "assistant", "content": "a", "reasoning_content": "r", "tool_calls": [CALL]},
-    {"role": "tool", "tool_call_id": "c1", "content": "r"},
-    {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,x"}}]},
-]
-SHARED = {"model": "org/tiny", "user": "u", "stop": ["s", "t"], "cache_salt": "c", "unknown": "x"}
-BODIES: dict[str, dict[str, Any]] = {
-    "/v1/chat/completions": {
-        **SHARED,
-        "messages": MESSAGES,
-        "metadata": {"k": "v"},
-        "tools": [tool("f", SCHEMA)],
-        "tool_choice": {"type": "function", "function": {"name": "f"}},
-        "response_format": FORMAT,
-        "prediction": {"type": "content", "content": "p"},
-        "guided_regex": "a+",
-        "logit_bias": {"5": 1},
-        "chat_template_kwargs": {"k": "v"},
-        "reasoning_effort": "low",
-    },
-    "/v1/completions": {**SHARED, "prompt": ["p", "q"], "suffix": "s", "guided_choice": ["a"]},
-    "/v1/responses": {
-        **SHARED,
-        "instructions": "i",
-        "input": [
-            {"role": "user", "content": [{"type": "input_text", "text": "t"}]},
-            {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
-            {"type": "function_call_output", "call_id": "c", "output": "o"},
-        ],
-        "metadata": {"k": "v"},
-        "tools": [{"type": "function", "name": "f", "parameters": SCHEMA}],
-        "text": {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA}},
-        "previous_response_id": "resp_1",
-    },
-    "/v1/messages": {
-        **SHARED,
-        "max_tokens": 5,
-        "system": [{"type": "text", "text": "s"}],
-        "messages": [
-            {"role": "user", "content": [{"type": "text", "text": "t"}]},
-            {
-                "role": "assistant",
-                "content": [{"type": "tool_use", "id": "c", "name": "f", "input": {"a": "b"}}],
-            },
-            {
-                "role": "user",
-                "content": [{"type": "tool_result", "tool_use_id": "c", "content": "r"}],
-            },
-        ],
-        "stop_sequences": ["s"],
-        "metadata": {"user_id": "u"},
-        "tools": [{"name": "f", "description": "d", "input_schema": SCHEMA}],
-        "tool_choice": {"type": "tool", "name": "f"},
-    },
-    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "c"}], "system": "s"},
-    "/api/chat": {
-        "model": "org/tiny",
-        "messages": [{"role": "user", "content": "c", "images": ["x"]}],
-        "tools": [tool("f", SCHEMA)],
-        "format": SCHEMA,
-        "options": {"stop": ["s"]},
-        "keep_alive": "5m",
-    },
-    "/api/generate": {"model": "org/tiny", "prompt": "p", "system": "s", "suffix": "x"},
-    "/api/embed": {"model": "org/tiny", "input": ["a", "b"]},
-    "/api/show": {"model": "org/tiny"},
-    "/v1/embeddings": {**SHARED, "input": ["a", "b"]},
-    "/infill": {"input_prefix": "a", "input_suffix": "b", "input_extra": [{"text": "t"}]},
-    "/apply-template": {"messages": MESSAGES[:2]},
-    "/tokenize": {"prompt": "p"},
-    "/v1/batches": {"input_file_id": "f", "endpoint": "/v1/completions", "metadata": {"k": "v"}},
-    "/v1/load_lora_adapter": {"lora_name": "n", "lora_path": "p"},
-}
 LONE = ["\ud800", "x\udbffy", "\udc00", "\ude00\ud83d", "a" * 20 + "\udfff" + "b" * 20]
 Place = tuple[int | str, ...]
 
@@ -179,20 +97,20 @@ PAIR = st.text(st.characters(exclude_categories=["Cs"]))
     )
 )
 def test_complete_pairs_are_no_lone_surrogates(value: Any) -> None:
-    assert find_lone_surrogate(json.dumps(value)) is None
-    assert find_lone_surrogate(json.dumps({"a": value, "b": ["\ud83d"]})) is not None
+    assert refused_value(json.dumps(value), ValueError()) is None
+    assert refused_value(json.dumps({"a": value, "b": ["\ud83d"]}), ValueError()) is not None
 
 
 @pytest.mark.parametrize(
     "text", [b'{"a":"\\ud800', b'{"a":"\\ud8', b"{", b"\xff", b'"\\\\ud800"', b"[" * 99_999]
 )
 def test_texts_that_are_invalid_otherwise(text: bytes) -> None:
-    assert find_lone_surrogate(text) is None
+    assert refused_value(text, ValueError()) is None
 
 
 def test_the_place_of_a_deep_value_costs_little() -> None:
     deep = b'{"a":' * 500 + b"[" + b"1," * 500_000 + b'"\\ud800"]' + b"}" * 500
-    found = find_lone_surrogate(deep)
+    found = refused_value(deep, ValueError())
     assert found is not None
     assert found.path is not None
     assert len(found.path) <= 200

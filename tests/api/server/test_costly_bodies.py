@@ -60,12 +60,12 @@ COSTLY: dict[str, tuple[str, bytes, str | None]] = {
     "parts of a wrong type": (
         "/v1/responses",
         b'{"input":' + repeated('{"type":"message","role":"user","content":[1]}', 4 * MIB) + b"}",
-        "input[0].message.content[0]",
+        "input[0].content[0]",
     ),
     "4 MiB of parts of a wrong type": (
         "/v1/responses",
         b'{"input":[{"role":"user","content":' + repeated('{"type":"x"}', 4 * MIB) + b"}]}",
-        "input[0].message.content[0]",
+        "input[0].content[0]",
     ),
     "empty lists": (
         "/v1/chat/completions",

@@ -51,6 +51,50 @@ async def test_malformed_http_gets_an_error_and_is_not_logged(
     assert "ssss" not in caplog.text
 
 
+TRANSFER_CODINGS = ["gzip, chunked", "deflate,chunked", "x, Chunked", "identity, gzip ,\tchunked"]
+
+
+async def test_unknown_transfer_codings_are_not_implemented() -> None:
+    """The connection goes on, because the last coding says where the body ends."""
+    paths = ("/v1/completions", "/health", "/v1/messages", "/unknown")
+    async with running(engine_replying("Hello")) as server:
+        sent = b""
+        for path, coding in zip(paths, TRANSFER_CODINGS, strict=True):
+            head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            sent += f"{head}Transfer-Encoding: {coding}\r\n\r\n2\r\n{{}}\r\n0\r\n\r\n".encode()
+        sent += b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        replies = (await send_raw(server, sent)).split(b"HTTP/1.1 ")[1:]
+        assert [reply[:3] for reply in replies] == [b"501"] * len(TRANSFER_CODINGS) + [b"200"]
+        assert all(b"no Transfer-Encoding but chunked" in reply for reply in replies[:-1])
+        rejected = server.metric("chairlift_requests_rejected_total", reason="malformed")
+        assert rejected == len(TRANSFER_CODINGS)
+        # Where the body would end is unknown.
+        refused = sent.replace(b", chunked", b"").partition(b"GET /health")[0]
+        assert (await send_raw(server, refused)).startswith(b"HTTP/1.0 400 ")
+
+
+async def test_the_known_transfer_coding() -> None:
+    async with running(engine_replying("Hello")) as server:
+        head = "POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        body = '1\r\n{\r\nE;name=value\r\n"prompt": "x"}\r\n0\r\nX-Trailer: x\r\n\r\n'
+        for coding in ("chunked", "Chunked", " chunked "):
+            end = f"Connection: close\r\nTransfer-Encoding:{coding}\r\n\r\n"
+            reply = await send_raw(server, (head + end + body).encode())
+            assert reply.startswith(b"HTTP/1.1 200 "), reply
+
+
+async def test_streams_of_http_1_0_end_with_their_connection() -> None:
+    """Also for a client that would keep it: nothing else can tell it where the stream ends."""
+    body = b'{"prompt": "x", "stream": true}'
+    head = b"POST /v1/completions HTTP/1.0\r\nContent-Type: application/json\r\n"
+    async with running(engine_replying("Hello")) as server:
+        for connection in (b"", b"Connection: keep-alive\r\n", b"Connection: close\r\n"):
+            sent = head + connection + b"Content-Length: %d\r\n\r\n" % len(body) + body
+            reply = await send_raw(server, sent)
+            assert reply.startswith(b"HTTP/1.0 200 ")
+            assert reply.endswith(b"data: [DONE]\n\n")
+
+
 async def test_slow_heads_and_slow_bodies_time_out() -> None:
     async with running(engine_replying("Hello"), idle_seconds=0.3, body_seconds=0.3) as server:
         assert await send_raw(server, b"GET /health HTTP/1.1\r\nHos") == b""

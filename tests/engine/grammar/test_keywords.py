@@ -64,6 +64,13 @@ NO_EFFECT: dict[str, list[Any]] = {
     "contentEncoding": ["base64"],
     "contentMediaType": ["text/plain"],
     "contentSchema": [{"uniqueItems": True}],
+    "pattern": [None],
+    "properties": [None],
+    "items": [None],
+    "enum": [None],
+    "$ref": [None],
+    "additionalProperties": [None],
+    "maximum": [None],
     "nullable": [False],
     "discriminator": [{"propertyName": "a"}],
     "x-order": [1],
@@ -216,6 +223,19 @@ def test_numbers_of_properties(keyword: str, count: int) -> None:
     except GrammarError:
         # The library cannot count optional properties.
         assert fitting != accepted(schema)
+
+
+def test_errors_show_nothing_of_a_grammar_that_the_server_made() -> None:
+    text = 'start: "a" item\nitem: %json {"uniqueItems": true}\n'
+    with pytest.raises(GrammarError, match="uniqueItems") as error:
+        compiled(Grammar("lark", text), LEXICON)
+    assert "start" not in str(error.value)
+    assert "|" not in str(error.value)
+    assert "^" not in str(error.value)
+
+
+def test_a_constant_may_be_null() -> None:
+    assert accepted({"const": None}) == ["null"]
 
 
 def test_an_empty_keyword_leaves_no_object_open() -> None:

@@ -82,7 +82,7 @@ ITEM_FIELDS = [
     ),
     refused(
         "input: compaction",
-        "input[1].compaction.encrypted_content",
+        "input[1].encrypted_content",
         _items({"type": "compaction", "encrypted_content": "gAAAA"}),
     ),
     done(
