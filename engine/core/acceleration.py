@@ -8,7 +8,7 @@ from chairlift.cache.pages.kernels import PageKernels
 from chairlift.engine.cpu import decode_attention, kernels
 from chairlift.engine.cuda import attention as cuda_attention
 from chairlift.engine.cuda import block as cuda_block
-from chairlift.engine.cuda import experts, quantized, skinny
+from chairlift.engine.cuda import experts, narrow_rope, quantized, skinny
 from chairlift.engine.cuda import gated_delta as cuda_gated_delta
 from chairlift.engine.cuda.paged.kernels import CudaPages
 from chairlift.engine.cuda.paged.selftest import kernels_work
@@ -45,6 +45,7 @@ def accelerate(model: Any, exactly: bool = True, spare_bytes: int | None = None)
         decode_attention.install(model)
         return Acceleration(eager)
     if cuda:
+        narrow_rope.install()
         experts.install(model)
     if not kernels_work():
         attention.install(model)
