@@ -86,6 +86,11 @@ define UNPACK
 @rm -r $@.deb
 endef
 
+# Each process takes whole files of tests. Python keeps what it compiles: the next run need not compile
+# the tests again, which takes 6 s in each process.
+PYTEST = LD_PRELOAD=$$(ls $(CURDIR)/$(VENV)/tcmalloc/usr/lib/*/libtcmalloc_minimal.so.4 2>/dev/null) \
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --dist loadfile
+
 # Stamp files. The one for serving is named after the extras, so that a change of EXTRA installs.
 SERVE := $(VENV)/.serve$(if $(EXTRA),-$(EXTRA))
 DEV := $(VENV)/.dev
@@ -99,7 +104,8 @@ dev: $(DEV)
 $(SERVE): pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "there is no $(PYTHON): install Python 3.11 or newer"; exit 1; }
 	@$(PYTHON) -c "$$CHECK"
-	$(PYTHON) -m venv $(VENV)
+	@# An environment that works is kept: another Python would only replace half of it.
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(call INSTALL,$(EXTRA),)
 	@touch $@
 
@@ -115,14 +121,11 @@ serve: setup
 test: dev $(PROMETHEUS) $(CHROMIUM) $(TCMALLOC)
 	@# Hundreds of processes import these, and may not be allowed to keep what they compile.
 	@$(BIN)/python -m compileall -q $(wildcard src/chairlift/*/) tests/support tests/conformance
-	@# The next run need not compile the tests again, which takes 6 s in each process.
-	LD_PRELOAD=$$(ls $(CURDIR)/$(VENV)/tcmalloc/usr/lib/*/libtcmalloc_minimal.so.4 2>/dev/null) \
-		PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
+	$(PYTEST) --numprocesses $(JOBS) $(ARGS)
 
 # The inner loop: no servers, browsers or GPUs, and nothing that takes long.
-test-fast: dev
-	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --numprocesses $(CORES) --dist loadfile \
-		-m 'not system and not slow and not gpu' $(ARGS)
+test-fast: dev $(TCMALLOC)
+	$(PYTEST) --numprocesses $(JOBS) -m 'not system and not slow and not gpu' $(ARGS)
 
 $(VENV)/prometheus: | dev
 	$(call UNPACK,prometheus,no Prometheus: tests of dashboard and alerts will be skipped)

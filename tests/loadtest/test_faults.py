@@ -20,6 +20,8 @@ async def test_kill(tmp_path: Path) -> None:
     arguments = (
         *("kill", "--model", str(model), "--out", str(out), "--streams", "4"),
         *("--output-tokens", "200", "--kills", "1", "--engine-timeout", "20"),
+        # With this seed both signals are due after the same tokens.
+        *("--seed", "28"),
     )
     assert await asyncio.to_thread(main, arguments) == 0
     figures = json.loads(out.read_text())

@@ -107,6 +107,7 @@ def _served(slack: float, seed: int, rate: float) -> list[Served]:
     return simulation.measurements.served
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("slack", [0.0, 2.0, 4.0])
 @pytest.mark.parametrize("rate", [0.6, 3.0], ids=["busy", "overloaded"])
@@ -126,6 +127,7 @@ def test_nobody_is_overtaken_by_requests_that_come_after_its_slack(
     assert bool(overtaken) == bool(slack)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_short_prompts_hardly_wait_for_long_ones(seed: int) -> None:
     def mean_ttft(slack: float, long: bool) -> float:

@@ -192,6 +192,7 @@ async def test_pages_of_batches(server: Running) -> None:
         assert (await server.get(f"/v1/batches?{query}"))[0] == 400
 
 
+@pytest.mark.slow
 async def test_cancelling_keeps_the_results_so_far() -> None:
     engine = engine_replying("Hello", step_seconds=0.05)
     async with running(engine, batch_concurrency=2) as server:

@@ -26,6 +26,7 @@ from support.api.tool_calls import (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.parser)
 async def test_calls_of_every_family(family: Family) -> None:
     tokenizer = TOKENIZERS[family.parser]

@@ -65,6 +65,7 @@ _JSON = st.recursive(
 _FIELDS = st.sampled_from(("model", "messages", "prompt", "input", "system", "tools", "content"))
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=list(HealthCheck))
 @given(st.dictionaries(_FIELDS, _JSON, max_size=3))
 def test_any_body_has_a_prompt_within_the_limit(body: dict[str, Any]) -> None:

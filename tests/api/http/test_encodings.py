@@ -67,6 +67,7 @@ async def test_known_encodings(
         assert response.status == 200, await response.text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", UNKNOWN)
 @pytest.mark.parametrize(
     "path",

@@ -203,6 +203,7 @@ async def test_a_server_that_stores_nothing_refuses() -> None:
         assert (status, reply["error"]["param"]) == (400, "background")
 
 
+@pytest.mark.slow
 async def test_the_reply_to_head_has_no_body() -> None:
     """Neither for a stream that goes on nor for one that has ended; the next reply follows."""
     async with running(engine_replying("Hello" * 40, step_seconds=0.02)) as slow:

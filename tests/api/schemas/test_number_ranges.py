@@ -121,6 +121,7 @@ async def check(server: Running, path: str, fields: Any, place: str, *others: st
         assert status < 500
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [path for path, kind in KINDS.items() if numbers_of(kind)])
 async def test_a_number_of_any_size(server: Running, path: str) -> None:
     for name in numbers_of(KINDS[path]):

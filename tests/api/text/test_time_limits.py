@@ -12,6 +12,7 @@ from chairlift.api.text import vocabulary
 from chairlift.api.text.limited import TimeLimitedThreads, TookTooLong
 
 
+@pytest.mark.slow
 async def test_hostile_templates_time_out_and_delay_no_other_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -36,6 +37,7 @@ async def test_hostile_templates_time_out_and_delay_no_other_request(
                 assert (status, "chat template" in body["error"]["message"]) == (400, True)
 
 
+@pytest.mark.slow
 async def test_work_over_its_time_limit_ends_in_its_thread() -> None:
     turns: list[int] = []
 

@@ -109,6 +109,7 @@ def _check(
             assert np.allclose(chosen, expected[0, :, first : position + 1], 1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("seed", range(2))
 def test_tokens_see_their_sequence_up_to_themselves(

@@ -181,6 +181,7 @@ async def test_closing_a_stream_frees_its_row_with_the_next_step(engine: Engine)
     assert {output.finish async for batch in outputs for output in batch} <= {None}
 
 
+@pytest.mark.slow
 async def test_a_stopped_choice_counts_as_stop_and_the_other_continues(
     engine: Engine,
 ) -> None:
@@ -292,6 +293,7 @@ async def test_every_stream_fails_if_the_engine_cannot_be_restarted(
     await client.stop()
 
 
+@pytest.mark.slow
 async def test_an_engine_process_that_cannot_start_is_reported(
     model_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,6 +106,7 @@ async def test_others_do_not_wait_for_a_trial(client: ReplicaClient) -> None:
     assert {where(client, submit(client, name, [9])) for name in "xyz"} == {0, 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(15))
 async def test_whatever_happens_every_innocent_request_gets_its_tokens(seed: int) -> None:
     """Random arrivals, departures, kills and slow restarts, some with poison."""

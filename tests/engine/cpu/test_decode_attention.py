@@ -48,6 +48,7 @@ def test_whole_decoder_layers_are_replaced(name: str) -> None:
     assert all(type(layer) is not block for layer in model.layers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dim", [16, 32])
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3_text", "ministral3"])
 def test_rows_with_drafts_of_any_lengths_are_unchanged(name: str, dim: int) -> None:

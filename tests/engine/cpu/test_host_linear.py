@@ -74,6 +74,7 @@ def test_without_memory_for_a_copy_only_layers_without_one_are_replaced(
     assert mx.array_equal(layer.weight, weight).item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("tokens", [3, 70])

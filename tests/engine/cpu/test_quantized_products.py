@@ -111,6 +111,7 @@ def _models(name: str, **form: Any) -> tuple[Any, Any]:
     return models[0], models[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [3, 4, 8])
 @pytest.mark.parametrize("name", ["llama", "qwen2", "gemma3_text", "mixtral", "qwen3_moe"])
 def test_a_quantized_model_equals_the_dequantized_one(name: str, bits: int) -> None:

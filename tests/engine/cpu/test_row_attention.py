@@ -28,6 +28,7 @@ def _threads_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     shared.set(before)
 
 
+@pytest.mark.slow
 @given(
     rows=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 300)), min_size=1, max_size=5),
     key_heads=st.integers(1, 3),

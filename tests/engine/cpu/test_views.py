@@ -28,6 +28,7 @@ def test_weights_have_aligned_memory_of_their_own(sizes: list[int]) -> None:
         assert np.all(memory == number)
 
 
+@pytest.mark.slow
 def test_memory_is_freed_with_its_last_weight() -> None:
     # More than is requested at a time, so that the first request is full.
     weights = [weight_memory(3 << 20) for _ in range(30)]

@@ -135,6 +135,7 @@ def _replies(bench: Bench, name: str, n: int) -> list[str]:
     return [TOKENIZER.decode(tokens) for tokens in replies]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draft", [0, 4])
 def test_an_engine_completes_the_text_of_all_choices_and_after_a_restart(draft: int) -> None:
     model, start = tiny_model("llama"), '{"na'

@@ -149,12 +149,14 @@ def noisy(schema: Any, draw: Any) -> Any:
     return copy
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.data(), SCHEMAS)
 def test_keywords_without_effect_change_nothing(data: st.DataObject, schema: Any) -> None:
     assert accepted(noisy(schema, data.draw)) == accepted(schema)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keyword", NO_EFFECT)
 @pytest.mark.parametrize("schema", [*LEAVES, {}], ids=lambda schema: json.dumps(schema)[:30])
 def test_each_keyword_without_effect(keyword: str, schema: dict[str, Any]) -> None:

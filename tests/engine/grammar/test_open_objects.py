@@ -210,6 +210,7 @@ def is_satisfiable(schema: Any) -> bool:
     return True
 
 
+@pytest.mark.slow
 @given(st.recursive(SCALAR, objects, max_leaves=6).filter(is_satisfiable), st.integers(0, 2**32))
 @settings(deadline=None, max_examples=60)
 def test_generated_texts_fit_the_original_schema(schema: Any, seed: int) -> None:

@@ -52,6 +52,7 @@ def _grammars(text: str) -> Iterator[tuple[Grammar, bool]]:
         yield Grammar("json_schema", json.dumps({"type": "string", "pattern": pattern})), True
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(text=TEXTS)
 def test_a_forced_text_may_spell_special_tokens(tokenizer: LLTokenizer, text: str) -> None:

@@ -101,6 +101,7 @@ def test_rows_of_eight_adapters_and_none_get_the_tokens_of_each_alone(
         assert [bench.tokens(f"{turn}-{n}") for n in range(len(prompts))] == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("swap", [0, 1 << 24])
 def test_preempted_rows_continue_with_their_adapter(swap: int, tmp_path: Path) -> None:
     model = _model("llama")

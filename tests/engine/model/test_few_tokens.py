@@ -89,6 +89,7 @@ def _tokens(kind: TinyKind, few: bool, drafts: dict[str, list[list[int]]]) -> di
     return served
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
 def test_output_is_the_same_with_and_without(
     kind: TinyKind, monkeypatch: pytest.MonkeyPatch

@@ -36,6 +36,7 @@ def selected(name: str) -> SelectedForward:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

@@ -74,3 +74,23 @@ def test_the_script_decides_as_its_functions_do() -> None:
     done = subprocess.run([sys.executable, str(script)], check=False)
     suitable = python_build.makes_environments() and not python_build.is_unoptimized()
     assert (done.returncode == 0) == suitable
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_the_makefile_keeps_an_environment_that_works(works: bool, tmp_path: Path) -> None:
+    calls = tmp_path / "calls"
+
+    def tool(path: Path, code: int) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f'#!/bin/sh\necho "{path.name} $*" >> {calls}\nexit {code}\n')
+        path.chmod(0o755)
+
+    (tmp_path / "pyproject.toml").touch()
+    tool(tmp_path / "other-python", 0)
+    tool(tmp_path / "env/bin/python", 0 if works else 1)
+    for name in ("pip", "uv"):
+        tool(tmp_path / "env/bin" / name, 0)
+    settings = ("VENV=env", "EXTRA=", f"PYTHON={tmp_path / 'other-python'}")
+    command = ["make", "-s", "-f", str(ROOT / "Makefile"), "env/.serve", *settings]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    assert ("other-python -m venv --clear env" in calls.read_text()) == (not works)

@@ -96,6 +96,7 @@ def test_forced_tokens_of_a_schema_take_no_steps_of_their_own() -> None:
     assert steps[1] <= 0.6 * steps[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["[ab]{50}", "a*b", "(aa|bb){20}", "(abc){15}"])
 @pytest.mark.parametrize("seed", [6, 7])
 def test_a_row_without_a_draft_keeps_to_its_grammar_beside_rows_with_drafts(

@@ -73,6 +73,7 @@ V41 = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model_type", "template", "contents", "expected"),
     [

@@ -89,11 +89,13 @@ def _assert_same(actual: Any, expected: Any, mask: mx.array | None) -> None:
         assert difference.max().item() <= 2e-4 * max(1.0, mx.abs(theirs).max().item())
 
 
+@pytest.mark.slow
 @given(arguments())
 def test_blocks_give_the_loops_results(given: Arguments) -> None:
     _assert_same(gated_delta_blocks(*given), mlx_lm_rule.gated_delta_ops(*given), given.mask)
 
 
+@pytest.mark.slow
 @given(arguments(), st.data())
 def test_a_prompt_may_be_cut_anywhere(given: Arguments, data: st.DataObject) -> None:
     tokens = given.q.shape[1]

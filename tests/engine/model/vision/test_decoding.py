@@ -96,6 +96,7 @@ def test_hostile_files_are_refused(name: str) -> None:
     assert len(str(error.value)) < 400
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     st.sampled_from(list(FORMATS)),

@@ -81,12 +81,14 @@ def test_several_images_are_each_as_alone(folder: Path, model_type: str) -> None
     assert len({image.digest for image in images}) == len(set(numbers))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", ONE_IMAGE)
 def test_of_some_types_a_prompt_has_one_image(folder: Path, model_type: str) -> None:
     with pytest.raises(RequestError, match=r"a prompt of this model has at most 1 image$"):
         _tiny(folder, model_type).prepared([0, 1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", PROCESSORS)
 def test_a_text_has_one_mark_for_each_image_and_no_token_of_its_own(
     folder: Path, model_type: str

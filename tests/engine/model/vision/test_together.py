@@ -60,6 +60,7 @@ def _submit(bench: Bench, name: str, prompt: Prompt, count: int, n: int = 1) -> 
     bench.submit(name, prompt.tokens, count, n, reading={"images": prompt.images}, logprobs=TOP)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", ["falcon_ocr", "paligemma"])
 def test_batched_tokens_are_those_of_mlx_vlm_alone(model_type: str) -> None:
     result = check(model_type, seeds=(1,))

@@ -77,6 +77,7 @@ def test_recurrent_states_after_a_wrong_draft_have_the_positions_of_their_row() 
     assert sum(stats.draft_tokens for stats in bench.stats) > 0
 
 
+@pytest.mark.slow
 def test_a_reply_that_saw_a_window_is_no_prefix_of_the_next_prompt() -> None:
     form = TYPES["unlimited_ocr"].form
     model = tiny_model("unlimited_ocr")
