@@ -16,7 +16,7 @@ from chairlift.engine.config import DEFAULT_MODEL
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The default model's tokenizer, template and name, with weights that cost next to nothing.
 
-    These tests are about requests and replies; tests/docs/test_cookbook.py asks the default model.
+    These tests are about requests and replies; tests/docs/test_guides.py asks the default model.
     """
     folder = tmp_path_factory.mktemp("clients")
     model = folder / "tiny.gguf"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.cookbook import ADDRESS, SECTIONS, blocks
+from support.guides import ADDRESS, CLIENTS, SECTIONS, blocks
 from support.paths import ROOT
 from support.scripts import run_scripts
 
@@ -21,11 +21,11 @@ CHAIRLIFT = str(Path(sys.executable).parent / "chairlift")
 DOCS = ROOT / "docs"
 # How many scripts run at a time: the more, the fewer steps compute all replies.
 AT_ONCE = 16
-# The scripts: the blocks of a section of the cookbook, or of another page, one after the other.
+# The scripts: the blocks of a section about a client, or of another page, one after the other.
 PAGES = {
     page.relative_to(DOCS).as_posix(): page.read_text()
     for page in sorted(DOCS.rglob("*.md"))
-    if page.name != "cookbook.md" and DOCS / "notes" not in page.parents
+    if not {CLIENTS, DOCS / "notes"} & set(page.parents)
 }
 TEXTS = {**SECTIONS, **PAGES}
 # The output of each script, for any reply of the model.
@@ -59,7 +59,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     files = str(tmp_path_factory.mktemp("files"))
     command = [CHAIRLIFT, "serve", "--port", str(port), "--max-rows", str(AT_ONCE)]
     command += ["--file-dir", files]
-    with ChildServer(ServerSpec("cookbook", command, port), 120):
+    with ChildServer(ServerSpec("guides", command, port), 120):
         yield f"http://127.0.0.1:{port}"
 
 

@@ -1,4 +1,4 @@
-"""The requests in JSON that the cookbook shows for programs that are not installed."""
+"""The requests in JSON that the guides show for programs that are not installed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import urllib.request
 
 import pytest
 from support.api.server import PATIENCE, Server
-from support.cookbook import SECTIONS, blocks
+from support.guides import SECTIONS, blocks
 
 # Where the requests go.
 PATHS = {
