@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-from support.freed_memory import keep_freed_memory
-from support.placement import share_all_cores, share_one_core
+from support.processes import keep_freed_memory, share_all_cores, share_one_core
 from xdist.scheduler import LoadFileScheduling
 
 from chairlift.engine.cpu.blas import load_fast_blas

@@ -5,8 +5,9 @@ blocks of up to 1,024 threads. If there are fewer than 16 pairs times positions,
 with heads and sequences, of which CUDA allows 64. With 128 the launch fails:
 "cudaGraphAddKernelNode(&node, graph_, NULL, 0, &params) failed: invalid argument".
 
-The tokens of a step are sequences of one position. So models that turn fewer than 32 numbers of a
-head would fail in steps of 16 or more tokens: StableLM turns 20 of 80 numbers, Pythia 16 of 64.
+The tokens of a step are sequences of one position. So the steps of models that turn fewer than 32
+numbers of a head would fail from some size on. StableLM-3B turns 20 of 80 numbers in 32 heads, so
+that 16 tokens are too many; Pythia turns 16 of 64.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.placement import let_ranks_preempt
+from support.processes import let_ranks_preempt
 from support.tiny import tiny_config
 
 pytestmark = pytest.mark.system

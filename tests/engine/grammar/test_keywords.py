@@ -9,16 +9,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from llguidance import LLMatcher
-from support.api.api_server import TOKENIZER, ids
+from support.engine.grammars import BYTES, accepted_of, matcher
 
 from chairlift.engine.errors import GrammarError
 from chairlift.engine.grammar.keywords import effective, says_nothing
-from chairlift.engine.grammar.language import compiled, lexicon
+from chairlift.engine.grammar.language import compiled
 from chairlift.engine.grammar.objects import closed
 from chairlift.engine.messages import Grammar
 
-LEXICON = lexicon(TOKENIZER, 258).load()
 TEXT: dict[str, Any] = {"type": "string", "maxLength": 3}
 NAMED = {"type": "object", "properties": {"a": TEXT, "b": {"type": "integer"}}, "required": ["a"]}
 SAMPLES = [
@@ -86,19 +84,8 @@ TOGETHER: list[dict[str, Any]] = [
 OF_OBJECTS = ("minProperties", "patternProperties", "required")
 
 
-def matcher(schema: Any) -> LLMatcher:
-    return compiled(Grammar("json_schema", json.dumps(schema)), LEXICON)
-
-
 def accepted(schema: Any) -> list[str]:
-    grammar = matcher(schema)
-    found = []
-    for text in SAMPLES:
-        fresh = grammar.deep_copy()
-        tokens = ids(text)
-        if fresh.try_consume_tokens(tokens) == len(tokens) and fresh.is_accepting():
-            found.append(text)
-    return found
+    return accepted_of(SAMPLES, schema)
 
 
 def grouped(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -230,7 +217,7 @@ def test_numbers_of_properties(keyword: str, count: int) -> None:
 def test_errors_show_nothing_of_a_grammar_that_the_server_made() -> None:
     text = 'start: "a" item\nitem: %json {"uniqueItems": true}\n'
     with pytest.raises(GrammarError, match="uniqueItems") as error:
-        compiled(Grammar("lark", text), LEXICON)
+        compiled(Grammar("lark", text), BYTES)
     assert "start" not in str(error.value)
     assert "|" not in str(error.value)
     assert "^" not in str(error.value)
@@ -249,7 +236,7 @@ def test_an_empty_keyword_leaves_no_object_open() -> None:
 def test_deep_schemas_are_compiled_or_refused(start: str, depth: int) -> None:
     text = start * depth + "{}" + ("]}" if "[" in start else "}") * depth
     with suppress(GrammarError):
-        compiled(Grammar("json_schema", text), LEXICON)
+        compiled(Grammar("json_schema", text), BYTES)
 
 
 def test_values_and_names_are_no_keywords() -> None:

@@ -17,7 +17,7 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.models import qwen3_moe
 from support.engine.engine_client import Client, drained, request, tokens_of, until
-from support.placement import let_ranks_preempt
+from support.processes import let_ranks_preempt
 from support.tiny import tiny_config, tiny_model_dir
 
 from chairlift.engine.client.local import LocalClient

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterable
 from functools import cache
+from typing import Any
 
-from llguidance import LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
+from support.api.api_server import TOKENIZER as BYTE_TOKENIZER
+from support.api.api_server import ids
 from support.models import default_model_path
 from support.tiny import EOS_ID, IM_END_ID, VOCAB_SIZE, tiny_tokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -19,6 +23,8 @@ from chairlift.engine.model.text.tokenizer import load_tokenizer
 TOKENIZER = tiny_tokenizer()
 ENDS = (EOS_ID, IM_END_ID)
 MAX_TOKENS = 2000
+# Its tokens are single bytes.
+BYTES = lexicon(BYTE_TOKENIZER, 258).load()
 UNMARKED = ["<tool_call>", "<h1>"]
 BYTE_PIECES = [f"<0x{byte:02X}>" for byte in range(256)]
 
@@ -100,3 +106,18 @@ def shortest_reply(tokenizer: LLTokenizer, grammar: Grammar) -> list[int]:
         matcher.consume_token(tokens[-1])
         check(matcher)
     return tokens
+
+
+def matcher(schema: Any) -> LLMatcher:
+    return compiled(Grammar("json_schema", json.dumps(schema)), BYTES)
+
+
+def accepted_of(texts: Iterable[str], schema: Any) -> list[str]:
+    """Those of the texts that the schema's grammar accepts."""
+    grammar = matcher(schema)
+    found = []
+    for text in texts:
+        fresh, tokens = grammar.deep_copy(), ids(text)
+        if fresh.try_consume_tokens(tokens) == len(tokens) and fresh.is_accepting():
+            found.append(text)
+    return found
