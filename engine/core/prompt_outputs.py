@@ -143,19 +143,20 @@ class _Mean:
 
     def __init__(self) -> None:
         self._tokens = 0
-        self._sum = mx.array(0.0)
+        self._sum = self._mean = mx.array(0.0)
 
     def add(self, tokens: list[int], scored: mx.array | None, hidden: mx.array | None) -> None:
         assert hidden is not None
         self._tokens += hidden.shape[0]
         self._sum = self._sum + hidden.astype(mx.float32).sum(axis=0)
+        self._mean = self._sum / self._tokens
 
     @property
     def arrays(self) -> list[mx.array]:
-        return [self._sum]
+        return [self._sum, self._mean]
 
     def add_to(self, output: TokenOutput) -> None:
-        output.embedding = _vector(self._sum / self._tokens)
+        output.embedding = _vector(self._mean)
 
 
 def _vector(values: mx.array) -> bytes:

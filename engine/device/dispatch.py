@@ -92,7 +92,10 @@ class ThreadDispatch:
         error = self._ended.get()
         self._busy = False
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # a cycle with its traceback would keep the pages of a step
 
     def _run(self) -> None:
         while True:

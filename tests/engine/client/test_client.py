@@ -16,7 +16,7 @@ from typing import Any, Literal
 import pytest
 import pytest_asyncio
 from mlx_lm.utils import load_model
-from support.engine.engine_client import (
+from support.engine.client.engine_client import (
     PATIENCE,
     Client,
     _cpu_seconds,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from support.engine.engine_client import until
+from support.engine.client.engine_client import until
 from support.tiny import tiny_model_dir
 
 from chairlift.engine.client.factory import make_client

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 from support.engine.fake_process import ComputingProcess, Process, token
-from support.engine.replica_client import (
+from support.engine.client.replica_client import (
     LENGTH,
     crash,
     new_client,

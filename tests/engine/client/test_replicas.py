@@ -9,7 +9,7 @@ import pytest
 from support.api.api_server import until
 from support.api.fake_engine import model_info
 from support.engine.fake_process import ComputingProcess, Process, token
-from support.engine.replica_client import (
+from support.engine.client.replica_client import (
     LENGTH,
     SUPERVISION,
     crash,

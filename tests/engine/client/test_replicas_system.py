@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import pytest_asyncio
-from support.engine.engine_client import until
+from support.engine.client.engine_client import until
 from support.tiny import tiny_model_dir
 
 from chairlift.engine.client.factory import make_client

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.engine.streams import Scripted, submitted, tokens
+from support.engine.client.streams import Scripted, submitted, tokens
 
 from chairlift.engine.errors import EngineDead
 from chairlift.engine.messages import TokenOutput

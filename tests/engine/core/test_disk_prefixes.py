@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from support.api.fake_engine import model_info
 from support.engine.bench import Bench
-from support.engine.engine_client import (
+from support.engine.client.engine_client import (
     PATIENCE,
     Client,
     _cpu_seconds,

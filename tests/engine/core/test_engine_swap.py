@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from support.engine.bench import Bench
-from support.engine.engine_client import PATIENCE, drained, request, tokens_of
+from support.engine.client.engine_client import PATIENCE, drained, request, tokens_of
 from support.engine.swap import KINDS, Kind, assert_same, squeeze
 from support.tiny import tiny_model, tiny_model_dir
 

@@ -16,7 +16,7 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.models import qwen3_moe
-from support.engine.engine_client import Client, drained, request, tokens_of, until
+from support.engine.client.engine_client import Client, drained, request, tokens_of, until
 from support.processes import let_ranks_preempt
 from support.tiny import tiny_config, tiny_model_dir
 
