@@ -7,7 +7,6 @@ import random
 from collections.abc import AsyncIterator, Callable
 
 import pytest
-from support.engine.fake_process import ComputingProcess, Process, token
 from support.engine.client.replica_client import (
     LENGTH,
     crash,
@@ -20,6 +19,7 @@ from support.engine.client.replica_client import (
     tokens,
     where,
 )
+from support.engine.fake_process import ComputingProcess, Process, token
 
 from chairlift.engine.client import process_client as clients
 from chairlift.engine.client.replicas import ReplicaClient

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 import pytest
 from support.api.api_server import until
 from support.api.fake_engine import model_info
-from support.engine.fake_process import ComputingProcess, Process, token
 from support.engine.client.replica_client import (
     LENGTH,
     SUPERVISION,
@@ -22,6 +21,7 @@ from support.engine.client.replica_client import (
     tokens,
     where,
 )
+from support.engine.fake_process import ComputingProcess, Process, token
 
 from chairlift.engine.client import process_client as clients
 from chairlift.engine.client.replicas import ReplicaClient

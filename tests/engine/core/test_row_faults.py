@@ -14,9 +14,9 @@ import pytest
 from support.api.api_server import Running, ids, running
 from support.api.fake_engine import FakeEngine, Scripted, model_info
 from support.engine.bench import Bench
-from support.engine.reference import solo_tokens
 from support.engine.client.streams import Scripted as ScriptedClient
 from support.engine.client.streams import submitted, tokens
+from support.engine.reference import solo_tokens
 from support.tiny import VOCAB_SIZE, tiny_model
 
 from chairlift.api.text.stops import StopMatcher
