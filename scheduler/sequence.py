@@ -8,6 +8,9 @@ from typing import Literal
 
 from chairlift.cache.token_ids import TYPE
 
+# No version of the prefix cache, and no tokens.
+NO_MATCH = (-1, 0)
+
 
 @dataclass(slots=True, eq=False)
 class Sequence:
@@ -39,6 +42,7 @@ class Sequence:
         match: the version of the prefix cache at its last look-up, and the tokens found.
         pages: numbers of the full pages of the prefix cache from which it began, or would begin
             after its last look-up. Rows and prompts that have the same number share the page.
+        copies_page: whether that prefix ends within a page, which is copied when it begins.
         prompt_bytes: bytes reserved for its prompt's cache, from its first chunk until its rows
             have joined.
         prompt_tokens: length of the prompt.
@@ -80,8 +84,9 @@ class Sequence:
     adapter: str = ""
     cached: int | None = None
     shared: int = 0
-    match: tuple[int, int] = (-1, 0)
+    match: tuple[int, int] = NO_MATCH
     pages: tuple[int, ...] = ()
+    copies_page: bool = False
     prompt_bytes: int = 0
     prompt_tokens: int = 0
     max_total_tokens: int = field(init=False)
@@ -186,4 +191,8 @@ class Sequence:
     def start_over(self) -> None:
         """Resets a preempted sequence: none of its tokens count as computed."""
         self.computed = 0
-        self.pages = ()
+        self.forget_prefix()
+
+    def forget_prefix(self) -> None:
+        """Drops the result of the last look-up in the prefix cache."""
+        self.match, self.pages, self.copies_page = NO_MATCH, (), False

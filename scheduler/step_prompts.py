@@ -122,7 +122,11 @@ class StepPrompts:
         prompt_bytes = self._limits.memory.prompt_bytes(sequence.num_tokens, cached)
         capacities = self._memory.capacities(sequence, prompt_bytes)
         if capacities is None:
-            return False
+            if not sequence.copies_page or self._memory.rows:
+                return False
+            # Alone it must fit: without its prefix, no page is copied.
+            sequence.forget_prefix()
+            return self._begin(sequence, 0)
         self.capacities = capacities
         self._memory.add(sequence, prompt_bytes)
         self._prefill.append(sequence)

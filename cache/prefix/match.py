@@ -50,6 +50,15 @@ class Match:
         pages = () if whole is None else whole.run.pages[: self.length // PAGE_TOKENS]
         return tuple(page.number for page in pages)
 
+    def copies_page(self) -> bool:
+        """Whether a sequence that begins with the snapshot begins within a page, and so copies it.
+
+        Another sequence may have written the rest of that page.
+        """
+        if not self.length % PAGE_TOKENS:
+            return False
+        return any(isinstance(piece, PagedPiece) for piece in self._path()[-1].layers)
+
     def _path(self) -> list[Snapshot]:
         """The snapshots of ``[0, length)``, which follow each other."""
         nodes = [node for node in self._alive() if node.start < self.length]

@@ -152,14 +152,15 @@ class PrefixCache:
         """The number of a sequence's first tokens that are cached; its last token never counts.
 
         Also sets the sequence's ``shared``, the tokens that it shares with others, usable or not,
-        its ``pages``, and its ``match``, which caches this answer until the tree changes.
+        its ``pages``, ``copies_page``, and ``match``, which caches this answer until the tree
+        changes.
         """
         version, length = sequence.match
         if version != self._tree.version:
             match = self._tree.match(sequence.ids, len(sequence.tokens) - 1, sequence.cache_salt)
             sequence.shared, length = match.known, match.length
             sequence.match = self._tree.version, length
-            sequence.pages = match.full_pages()
+            sequence.pages, sequence.copies_page = match.full_pages(), match.copies_page()
         return length
 
     @property

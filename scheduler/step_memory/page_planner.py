@@ -20,7 +20,8 @@ class PagePlanner:
     those of the whole prompt, because they become its row's. Nothing grows or moves.
 
     Choices that forked share the full pages of their prompt (``Sequence.shares_prompt``), and
-    sequences that began with the same prefix share the full pages of it (``Sequence.pages``).
+    sequences that began with the same prefix share the full pages of it (``Sequence.pages``). Its
+    last page is copied if it is not full, so a prompt that begins takes both.
 
     Args:
         limits: the limits to keep.
@@ -99,6 +100,8 @@ class PagePlanner:
             for length in (first, _later(prompt, first))
         )
         again = self._in_full_attention(-sum(page in self._prefixes for page in prompt.pages))
+        if prompt.copies_page and not prompt.computed:
+            again = [pages + 1 for pages in again]
         return list(map(add, now, again)), list(map(add, later, again))
 
     def _shared(self, decode: Iterable[Sequence]) -> list[int]:

@@ -145,6 +145,22 @@ def test_pages_of_a_tree_of_prefixes_count_once(
         assert fits == (usable == enough), (usable, enough)
 
 
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_prompt_that_begins_within_a_page_needs_the_copied_one_too(beside: bool) -> None:
+    row = make_sequence("row", 100, outputs=20)
+    prompt = make_sequence("prompt", 100, outputs=20)
+    for copied in (False, True):
+        prompt.copies_page = copied
+        needed = 2 + 2 * beside + copied
+        for usable in (needed - 1, needed):
+            planner = PagePlanner(_pages(usable), [row] if beside else [], [], [NO_CAPACITY])
+            assert (planner.capacities(prompt) is not None) == (usable == needed)
+            planner.add(prompt, 0)
+            assert (planner.capacities() is not None) == (usable == needed)
+    prompt.computed = 90
+    assert PagePlanner(_pages(2), [], [prompt], [NO_CAPACITY]).capacities() is not None
+
+
 def test_a_preempted_choice_shares_nothing_any_more() -> None:
     """It is computed again in pages of its own, next to choices that still share theirs."""
     loop = EngineLoop(_pages(28, tokens=2000))

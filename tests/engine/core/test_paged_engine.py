@@ -177,6 +177,56 @@ def test_rows_with_prefixes_of_a_tree_never_lack_pages(seed: int, swap: bool) ->
     assert shared, "no two rows shared a prefix"
 
 
+def _with_pages(kind: TinyKind, pages: int) -> EngineCore:
+    """An engine with so many pages in each pool; prefixes have less memory than a page."""
+    for tokens in range((pages + 1) * PAGE_TOKENS, 99 * PAGE_TOKENS):
+        core = _core(kind, tokens, prefix=PAGE_TOKENS - 1, rows=8)
+        if min(core.limits.page_memory.budget.usable) >= pages:
+            return core
+    raise AssertionError("not so many pages")
+
+
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_prefix_that_ends_within_a_page(kind: TinyKind, seed: int, alone: bool) -> None:
+    """That page is copied while it is held, also where the pages suffice for nothing but the rows.
+
+    Beside another row the prompt waits then; alone it begins without its prefix.
+    """
+    rng = random.Random(seed)
+    before, beside = ([rng.randrange(3, 250) for _ in range(40)] for _ in range(2))
+    cached = rng.randint(1, PAGE_TOKENS - 4)
+    prompt = [*before[:cached], 7] if not alone else [*before[:cached], *beside[:PAGE_TOKENS]]
+    needed = -(-(len(prompt) + 1) // PAGE_TOKENS)
+    core = _with_pages(kind, needed if alone else 2 + needed)
+    tokens: dict[str, list[int]] = {}
+
+    def submit(name: str, prompt: list[int], count: int) -> None:
+        params = SamplingParams(max_tokens=count, seed=0, temperature=0.0)
+        core.submit(Submit(name, prompt, params))
+
+    def step() -> None:
+        for output in core.step().outputs:
+            tokens.setdefault(output.request_id, []).extend(output.token_ids)
+
+    submit("before", before[: cached + 2], 2)
+    while not core.idle:
+        step()
+    if not alone:
+        submit("beside", beside[: PAGE_TOKENS + 2], PAGE_TOKENS - 2)
+        step()
+        step()
+    submit("prompt", prompt, 2)
+    while not core.idle:
+        step()
+    expected = tiny_model(kind)
+    assert tokens["prompt"] == solo_tokens(expected, prompt, 2)
+    if not alone:
+        right = solo_tokens(expected, beside[: PAGE_TOKENS + 2], PAGE_TOKENS - 2)
+        assert tokens["beside"] == right
+
+
 def test_a_chunk_is_dispatched_while_the_step_before_runs() -> None:
     core = _core("llama", 16 * PAGE_TOKENS)
     _submit_one(core)
