@@ -11,6 +11,7 @@ import mlx.core as mx
 import pytest
 from support.engine.bench import Bench, serve_random
 from support.engine.drafts import oracles, verify_any
+from support.engine.late_dispatch import late_dispatch
 from support.engine.pages import HostPages
 from support.tiny import TinyKind, tiny_model
 
@@ -124,6 +125,9 @@ def test_compiled_steps_are_built_while_others_are_dispatched(
     expected, steps = tokens(CallerDispatch)
     assert steps > 15
     assert tokens(ThreadDispatch) == (expected, steps)
+    with late_dispatch(monkeypatch) as dispatcher:
+        assert tokens(lambda: dispatcher) == (expected, steps)
+    assert dispatcher.found == []
 
 
 @pytest.mark.parametrize("make", [CallerDispatch, ThreadDispatch])
