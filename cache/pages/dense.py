@@ -17,7 +17,7 @@ import mlx.core as mx
 from chairlift.cache.packed.split import Joint, PackedMask, Places, SplitLayer, SplitPart, Within
 from chairlift.cache.pages.buffers import LayerPages
 from chairlift.cache.pages.kernels import KeysValues
-from chairlift.cache.pages.page import PAGE_TOKENS, page_count
+from chairlift.cache.pages.page import PAGE_TOKENS, page_count, seen_window
 from chairlift.cache.pages.step import KindStep
 
 
@@ -143,9 +143,12 @@ class DenseCache:
     def make_mask(
         self, n: int, window_size: int | None = None, return_array: bool = False
     ) -> mx.array:
-        """The mask of the rows' new tokens; always an array."""
-        sizes = [size for size in (window_size, self.max_size) if size is not None]
-        mask = self._rows.mask(min(sizes, default=None))
+        """The mask of the rows' new tokens; always an array.
+
+        Raises:
+            ValueError: see ``seen_window``.
+        """
+        mask = self._rows.mask(seen_window(window_size, self.max_size))
         return mask[:, :, None] if self._step.grouped_masks else mask
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:

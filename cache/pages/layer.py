@@ -18,6 +18,7 @@ from chairlift.cache.pages.dense import DenseLayer, DenseRows, DenseStep
 from chairlift.cache.pages.kernels import KeysValues, Scoring
 from chairlift.cache.pages.latent import LatentLayer
 from chairlift.cache.pages.memory import PagedMemory
+from chairlift.cache.pages.page import seen_window
 from chairlift.cache.pages.page_table import PageLists
 from chairlift.cache.pages.step import KindStep, StepNumbers, StepTokens, step_numbers
 from chairlift.cache.pages.step_parts import Division, PagedAttention, StepParts, StepRows
@@ -60,12 +61,12 @@ class PagedLayer:
 
         Raises:
             ValueError: the model wants an array, or more new tokens. What it would add to an array
-                may depend on the request, as with images, so a trial would not show it.
+                may depend on the request, as with images, so a trial would not show it. Or see
+                ``seen_window``.
         """
         if n != 1 or return_array:
             raise ValueError(f"there is no mask of {n} tokens a row, or as an array, over pages")
-        sizes = [size for size in (window_size, self.max_size) if size is not None]
-        return PagedMask(min(sizes, default=None), self._step)
+        return PagedMask(seen_window(window_size, self.max_size), self._step)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Takes the keys and values of the step's tokens, and returns them unchanged.

@@ -30,6 +30,21 @@ def step_size_below(tokens: int) -> int:
     return tokens if tokens <= 8 else tokens // _distance(tokens) * _distance(tokens)
 
 
+def seen_window(wanted: int | None, kept: int | None) -> int | None:
+    """The tokens that a layer's mask lets each token see; None: all.
+
+    Args:
+        wanted: the window of the mask that the model wants.
+        kept: the window whose pages the layer keeps.
+
+    Raises:
+        ValueError: the mask is wider than that window. A trial of a few tokens would not show it.
+    """
+    if wanted is not None and kept is not None and wanted > kept:
+        raise ValueError(f"a mask of {wanted} tokens over the pages of a window of {kept}")
+    return kept if wanted is None else wanted
+
+
 def doubled(least: int, needed: int) -> int:
     """The smallest of ``least``, twice that, four times and so on that is at least ``needed``."""
     size = least

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chairlift.cache.pages.page import seen_window
 from chairlift.cache.pages.page_table import MIN_ENTRIES, PageLists, page_table
 
 # Of each sequence, how many pages a window has left behind, and the numbers of the others.
@@ -42,3 +44,17 @@ def test_the_size_depends_on_all_pages_together(lines: int, pages: int) -> None:
     lists = PageLists(np.zeros(lines, np.int32), np.ones(pages, np.int32))
     size = len(page_table(lists, lines))
     assert size == MIN_ENTRIES or size / 4 < lines + 1 + pages <= size
+
+
+@pytest.mark.parametrize(
+    ("wanted", "kept", "seen"), [(None, None, None), (None, 8, 8), (5, None, 5), (5, 8, 5)]
+)
+def test_a_layer_sees_the_smaller_window(
+    wanted: int | None, kept: int | None, seen: int | None
+) -> None:
+    assert seen_window(wanted, kept) == seen
+
+
+def test_a_mask_wider_than_the_window_that_is_kept() -> None:
+    with pytest.raises(ValueError, match="a mask of 9 tokens over the pages of a window of 8"):
+        seen_window(9, 8)
