@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sized
 from contextlib import suppress
 
 from aiohttp import web
 
 from chairlift.metrics.recorder import Recorder
 
+# While requests run, and while none does: each measurement wakes the process.
 INTERVAL_SECONDS = 0.1
+IDLE_SECONDS = 1.0
 
 
-def lag_recording(recorder: Recorder) -> Callable[[web.Application], AsyncIterator[None]]:
-    """A cleanup context that records the event loop's lag while the application runs."""
+def lag_recording(
+    recorder: Recorder, running: Sized
+) -> Callable[[web.Application], AsyncIterator[None]]:
+    """A cleanup context that records the event loop's lag while the application runs.
+
+    Args:
+        running: the running requests.
+    """
 
     async def record(app: web.Application) -> AsyncIterator[None]:
-        task = asyncio.create_task(_watch(recorder))
+        task = asyncio.create_task(_watch(recorder, running))
         yield
         task.cancel()
         with suppress(asyncio.CancelledError):
@@ -26,9 +34,10 @@ def lag_recording(recorder: Recorder) -> Callable[[web.Application], AsyncIterat
     return record
 
 
-async def _watch(recorder: Recorder) -> None:
+async def _watch(recorder: Recorder, running: Sized) -> None:
     clock = asyncio.get_running_loop().time
     while True:
-        expected = clock() + INTERVAL_SECONDS
-        await asyncio.sleep(INTERVAL_SECONDS)
+        interval = INTERVAL_SECONDS if len(running) else IDLE_SECONDS
+        expected = clock() + interval
+        await asyncio.sleep(interval)
         recorder.record_lag(max(0.0, clock() - expected))

@@ -76,7 +76,7 @@ def build_app(service: Service) -> web.Application:
     app[STORAGE] = Storage(settings)
     app[BATCH_RUNNER] = BatchRunner(app)
     app.on_cleanup.append(_end_workers)
-    app.cleanup_ctx.append(lag_recording(service.recorder))
+    app.cleanup_ctx.append(lag_recording(service.recorder, service.drain))
     app.cleanup_ctx.append(batches_running)
     app.on_response_prepare.extend((_name_request, add_limit_headers))
     if settings.cors_origins:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from chairlift.engine.config import EngineConfig
@@ -64,7 +65,7 @@ def run(
             logged.
     """
     threads = ranks.threads(config.threads)
-    with ThreadWatch(blas_threads(), threads, config.host_engines):
+    with ThreadWatch(blas_threads(), threads, config.host_engines) as watch:
         try:
             core, info = start_core(config, source, send, ranks)
         except ChairliftError as error:
@@ -80,17 +81,31 @@ def run(
         core.on_due(inbox.wake)
         send(info)
         try:
-            serve(core, inbox, send)
+            serve(core, inbox, send, watch.paused)
         except Exception as error:  # of any type; its message may quote a user
             log.error("a step has failed: %s", redacted_traceback(error))
             raise EngineDead(f"a step has failed: {type(error).__name__}") from None
         core.close(CLOSE_SECONDS)
 
 
-def serve(core: EngineCore, inbox: Inbox, send: Callable[[FromEngine], None]) -> None:
-    """Serves until it receives ``Shutdown``. An idle engine sleeps in ``receive``."""
+def serve(
+    core: EngineCore,
+    inbox: Inbox,
+    send: Callable[[FromEngine], None],
+    idle: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> None:
+    """Serves until it receives ``Shutdown``. An idle engine sleeps in ``receive``.
+
+    Args:
+        idle: makes a context for the time in which it sleeps.
+    """
     while True:
-        for message in inbox.receive(block=core.idle):
+        if core.idle:
+            with idle():
+                messages = inbox.receive(block=True)
+        else:
+            messages = inbox.receive(block=False)
+        for message in messages:
             match message:
                 case Submit():
                     core.submit(message)

@@ -12,6 +12,8 @@ from __future__ import annotations
 import ctypes
 import logging
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Protocol
 
@@ -146,6 +148,8 @@ class ThreadWatch:
         self._fixed = fixed
         self._engines = engines
         self._ended = threading.Event()
+        self._computing = threading.Event()
+        self._computing.set()
         self._thread: threading.Thread | None = None
         self._undisturbed = self._workers = 0
 
@@ -181,6 +185,7 @@ class ThreadWatch:
         trace: TracebackType | None,
     ) -> None:
         self._ended.set()
+        self._computing.set()
         if self._thread is not None:
             self._thread.join()
         if self._setting is not None:
@@ -188,11 +193,24 @@ class ThreadWatch:
             worker_threads.shared.set(self._workers)
             worker_threads.shared.looks = True
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """A context in which nothing is computed, so that the usage is not read."""
+        self._computing.clear()
+        try:
+            yield
+        finally:
+            self._computing.set()
+
     def _watch(self, setting: ThreadSetting, max_threads: int) -> None:
         policy = Policy(max_threads, cores.available())
         try:
             before = cores.usage()
             while not self._ended.wait(INTERVAL):
+                if not self._computing.is_set():
+                    self._computing.wait()
+                    before = cores.usage()
+                    continue
                 now = cores.usage()
                 threads = policy.threads
                 if policy.decide(before, now) != threads:

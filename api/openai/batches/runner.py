@@ -24,8 +24,10 @@ from chairlift.engine.logs.redacted_traceback import redacted_traceback
 
 logger = logging.getLogger(__name__)
 
-# The interval of looking for batches that have expired, or that can run again.
+# The interval of looking for batches that have expired, or that can run again, and of looking for
+# new ones of other servers with the same folder while no batch is unfinished.
 TICK_SECONDS = 1.0
+IDLE_SECONDS = 5.0
 CLEAN_SECONDS = 300.0
 # A run that has failed by an error of this server or of its disk begins again after this time.
 RETRY_SECONDS = 30.0
@@ -57,33 +59,36 @@ class BatchRunner:
         try:
             while True:
                 self._wake.clear()
+                unfinished = True
                 try:
-                    await self._tick()
+                    unfinished = await self._tick()
                 except StorageUnavailable as error:
                     logger.debug("batches cannot run: %s", error)
                 except Exception as error:
                     logger.error("batches stand still: %s", redacted_traceback(error))
                     await asyncio.sleep(RETRY_SECONDS)
                 try:
-                    async with asyncio.timeout(TICK_SECONDS):
+                    async with asyncio.timeout(TICK_SECONDS if unfinished else IDLE_SECONDS):
                         await self._wake.wait()
                 except TimeoutError:
                     continue
         finally:
             await _cancel(*self._runs.values())
 
-    async def _tick(self) -> None:
+    async def _tick(self) -> bool:
+        """Begins and ends runs; returns whether any batch is unfinished."""
         if not self._storage.is_open:
             # A server that never used files leaves the folder alone.
             if not self._service.settings.file_dir_bytes or not await self._storage.exists():
-                return
+                return False
             await self._storage.open()
         self._runs = {name: run for name, run in self._runs.items() if not run.done()}
         now = time.time()
         if time.monotonic() - self._cleaned >= CLEAN_SECONDS:
             self._cleaned = time.monotonic()
             await self._clean(now)
-        for entry in await self._storage.run(lambda tables: tables.batches.unfinished()):
+        unfinished = await self._storage.run(lambda tables: tables.batches.unfinished())
+        for entry in unfinished:
             batch = entry.batch
             is_over = batch.status == "cancelling" or now >= batch.expires_at
             is_running = batch.id in self._runs
@@ -93,6 +98,7 @@ class BatchRunner:
                 logger.info("batch %s (%s) runs", batch.id, batch.status)
                 self._runs[batch.id] = asyncio.create_task(self._run(entry))
         self._service.recorder.record_batches_running(len(self._runs))
+        return bool(unfinished)
 
     def _can_run(self, entry: Unfinished) -> bool:
         models = self._service.models

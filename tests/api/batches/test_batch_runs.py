@@ -172,7 +172,7 @@ async def _begin_unseen(server: Running, bob: ApiKey) -> str:
 
 
 async def test_cleaning_deletes_expired_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "TICK_SECONDS", 0.05)
+    monkeypatch.setattr(runner, "IDLE_SECONDS", 0.05)
     monkeypatch.setattr(runner, "CLEAN_SECONDS", 0.1)
     async with running(engine_replying("Hello")) as server:
         file = await server.openai.files.create(file=("in", b"x"), purpose="batch")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from support.paths import TESTS
 
 from chairlift.engine.config import EngineConfig
-from chairlift.engine.cpu import cores
+from chairlift.engine.cpu import cores, thread_count
 from chairlift.engine.cpu.cores import CoreUsage
 from chairlift.engine.cpu.thread_count import INTERVAL, MAX_PATIENCE, Policy, ThreadWatch
 
@@ -145,6 +145,28 @@ def test_the_watch_follows_the_machines_load(monkeypatch: pytest.MonkeyPatch) ->
         _until(lambda: setting.threads == 2)
         load[0] = 0.0
         _until(lambda: setting.threads == 4)
+
+
+def test_a_paused_watch_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    readings: list[float] = []
+
+    def usage() -> CoreUsage:
+        readings.append(time.monotonic())
+        return CoreUsage(readings[-1], 0.0, 0.0)
+
+    monkeypatch.setattr(thread_count, "INTERVAL", 0.01)
+    monkeypatch.setattr(cores, "usage", usage)
+    monkeypatch.setattr(cores, "quota", lambda: None)
+    with ThreadWatch(_Setting(4)) as watch:
+        _until(lambda: len(readings) > 3)
+        with watch.paused():
+            time.sleep(0.1)
+            before = len(readings)
+            time.sleep(0.2)
+            assert len(readings) == before
+        _until(lambda: len(readings) > before + 3)
+        with watch.paused():
+            pass  # leaving both contexts ends the thread
 
 
 def _until(reached: object) -> None:
