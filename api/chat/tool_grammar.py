@@ -93,11 +93,12 @@ def json_reply(request: GrammarRequest) -> str:
     if kind == "json_schema":
         try:
             schema = checked_size(msgspec.json.decode(text, type=dict[str, Any]))
+            bounded = bounded_objects(schema)
         except (msgspec.MsgspecError, RecursionError, ValueError) as error:
             raise RequestError(
                 f"{request.param}: no JSON schema: {error}", request.param
             ) from error
-        return f"%json {_with_options(bounded_objects(schema), JSON_OPTIONS)}"
+        return f"%json {_with_options(bounded, JSON_OPTIONS)}"
     if kind == "json_object":
         return f"%json {_with_options(bounded_objects({'type': 'object'}), JSON_OPTIONS)}"
     if kind == "choice":
@@ -111,7 +112,7 @@ def function_schema(function: Function) -> str:
     """The schema of a function's arguments, as a grammar's rule has it.
 
     Raises:
-        RequestError: they are not an object.
+        RequestError: they are not an object, or no JSON schema.
     """
     schema = dict(_NO_PARAMETERS if function.parameters is None else function.parameters)
     if schema.setdefault("type", "object") != "object":
@@ -125,7 +126,13 @@ def function_schema(function: Function) -> str:
         "key_separator": ": ",
         "lenient": not function.strict,
     }
-    return _with_options(bounded_objects(closed(schema)), options)
+    try:
+        limited = bounded_objects(closed(schema))
+    except ValueError as error:
+        raise RequestError(
+            f"tools: the parameters of {function.name!r} are no JSON schema: {error}", "tools"
+        ) from error
+    return _with_options(limited, options)
 
 
 def _with_options(schema: Mapping[str, Any], options: Mapping[str, Any]) -> str:

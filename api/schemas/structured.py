@@ -214,7 +214,7 @@ def _each(
 def _closed(grammar: Grammar) -> Grammar:
     """The grammar of a schema that is changed to allow no additional properties."""
     try:
-        schema = checked_size(msgspec.json.decode(grammar.text, type=dict[str, Any]))
+        schema = closed(checked_size(msgspec.json.decode(grammar.text, type=dict[str, Any])))
     except (msgspec.MsgspecError, RecursionError, ValueError):
         return grammar  # not a readable schema; ``check`` reports it
-    return Grammar(grammar.kind, msgspec.json.encode(closed(schema)).decode())
+    return Grammar(grammar.kind, msgspec.json.encode(schema).decode())

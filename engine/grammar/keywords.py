@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from chairlift.engine.grammar.form import check_form
 from chairlift.engine.grammar.references import with_definitions
 from chairlift.engine.grammar.subschemas import Object, Schema, changed
 
@@ -32,8 +33,15 @@ def effective(schema: Object) -> Object:
 
     A keyword that is null, which many libraries write for one that is not set, counts as absent,
     except ``const``. All places that references point to become definitions.
+
+    Raises:
+        ValueError: see ``check_form``.
     """
-    return _effective(with_definitions(schema))
+    check_form(schema)
+    whole = with_definitions(schema)
+    if whole is not schema:
+        check_form(whole)  # also places that were no schemas by themselves
+    return _effective(whole)
 
 
 def _effective(schema: Object) -> Object:

@@ -52,6 +52,9 @@ def closed(schema: Object) -> Object:
     those that several schemas describe together, in ``allOf`` or with ``$ref`` or ``anyOf`` beside
     ``properties``, with all that is in them. If one of these were closed, no value might fit all
     of its schemas. Keywords without effect are left out.
+
+    Raises:
+        ValueError: see ``check_form``.
     """
     return _Closing(effective(schema)).result()
 
@@ -61,6 +64,9 @@ def bounded(schema: Object) -> Object:
 
     Objects that several schemas describe together do not change. Keywords without effect are left
     out.
+
+    Raises:
+        ValueError: see ``check_form``.
     """
     return _Bounding(effective(schema)).result()
 
