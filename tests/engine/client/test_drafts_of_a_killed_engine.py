@@ -69,11 +69,15 @@ async def _replies(
             if not kill:
                 break
             await until(lambda seen=seen: min(seen) > 40)
+            assert client.pid is not None
+            # What it has sent arrives first.
+            os.kill(client.pid, signal.SIGSTOP)
+            await asyncio.sleep(0.2)
             if max(seen) < LENGTH:
-                assert client.pid is not None
                 os.kill(client.pid, signal.SIGKILL)
                 break
-            # This process was stopped for so long that a reply has ended: again.
+            # A reply had ended already: again.
+            os.kill(client.pid, signal.SIGCONT)
             await asyncio.gather(*running)
         runs = await asyncio.gather(*running)
         assert len(restarts) == kill
