@@ -45,8 +45,8 @@ SERVER: tuple[Metric, ...] = (
         "loop_lag",
         "chairlift_event_loop_lag_seconds",
         "histogram",
-        "Delay of the API process's event loop, measured ten times a second; it delays all "
-        "streams.",
+        "Delay of the API process's event loop, measured ten times a second while "
+        "requests run; it delays all streams.",
         buckets=LAG,
         recorded_by="record_lag",
     ),

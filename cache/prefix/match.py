@@ -57,7 +57,8 @@ class Match:
         """
         if not self.length % PAGE_TOKENS:
             return False
-        return any(isinstance(piece, PagedPiece) for piece in self._path()[-1].layers)
+        deepest = next(node for node in self._alive() if node.start < self.length)
+        return any(isinstance(piece, PagedPiece) for piece in deepest.snapshot.layers)
 
     def _path(self) -> list[Snapshot]:
         """The snapshots of ``[0, length)``, which follow each other."""

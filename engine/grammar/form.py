@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from chairlift.engine.grammar.subschemas import Object, Schema, changed
+from chairlift.engine.grammar.subschemas import Object, Schema, changed, is_schema
 
 
 class _Form(NamedTuple):
@@ -35,16 +35,12 @@ def _check(keyword: str, place: str, schema: Schema) -> Schema:
     return schema
 
 
-def _is_schema(value: object) -> bool:
-    return isinstance(value, dict | bool)
-
-
 def _are_schemas(value: object) -> bool:
-    return isinstance(value, list) and all(map(_is_schema, value))
+    return isinstance(value, list) and all(map(is_schema, value))
 
 
 def _are_named_schemas(value: object) -> bool:
-    return isinstance(value, dict) and all(map(_is_schema, value.values()))
+    return isinstance(value, dict) and all(map(is_schema, value.values()))
 
 
 def _are_texts(value: object) -> bool:
@@ -61,7 +57,7 @@ _COUNT = _Form("a number", _is_number)
 _FORMS: Mapping[str, _Form] = {
     "properties": _NAMED,
     "patternProperties": _NAMED,
-    "additionalProperties": _Form("a schema", _is_schema),
+    "additionalProperties": _Form("a schema", is_schema),
     "required": _Form("an array of strings", _are_texts),
     "minProperties": _COUNT,
     "maxProperties": _COUNT,
@@ -69,5 +65,5 @@ _FORMS: Mapping[str, _Form] = {
     "anyOf": _LISTED,
     "oneOf": _LISTED,
     "prefixItems": _LISTED,
-    "items": _Form("a schema", lambda value: _is_schema(value) or _are_schemas(value)),
+    "items": _Form("a schema", lambda value: is_schema(value) or _are_schemas(value)),
 }

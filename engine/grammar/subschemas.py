@@ -33,15 +33,15 @@ def changed(schema: Object, pointer: str, change: Change) -> Object:
         path = f"{pointer}/{keyword}"
         if keyword in _NAMED and isinstance(value, dict):
             copy[keyword] = {
-                name: change(keyword, f"{path}/{_escaped(name)}", one) if _is_schema(one) else one
+                name: change(keyword, f"{path}/{_escaped(name)}", one) if is_schema(one) else one
                 for name, one in value.items()
             }
         elif keyword in _LISTED and isinstance(value, list):
             copy[keyword] = [
-                change(keyword, f"{path}/{number}", one) if _is_schema(one) else one
+                change(keyword, f"{path}/{number}", one) if is_schema(one) else one
                 for number, one in enumerate(value)
             ]
-        elif keyword in _ONE and _is_schema(value):
+        elif keyword in _ONE and is_schema(value):
             copy[keyword] = change(keyword, path, value)
     return copy
 
@@ -92,7 +92,8 @@ def combined(schema: Object) -> set[str]:
     return found
 
 
-def _is_schema(value: object) -> bool:
+def is_schema(value: object) -> bool:
+    """Whether a value has the form of a schema."""
     return isinstance(value, dict | bool)
 
 

@@ -12,9 +12,8 @@ import pytest
 from support.engine.bench import Bench
 from support.engine.drafts import oracles, verify_any
 from support.engine.grammars import compiler
-from support.engine.late_dispatch import LateDispatch, late_dispatch
+from support.engine.late_dispatch import late_dispatch
 from support.engine.pages import HostPages
-from support.engine.swap import squeeze
 from support.tiny import TinyKind, tiny_model
 
 from chairlift.engine.core.pipeline import LaunchOrder
@@ -85,7 +84,7 @@ def _served(bench: Bench, seed: int) -> dict[tuple[str, int], list[TokenOutput]]
         if rng.random() < 0.2:
             bench.core.abort(Abort(str(rng.randrange(number + 1)), "abort"))
         for _ in range(rng.randrange(5)):
-            squeeze(bench, rng.choice([2, 1000, 1000]))
+            bench.step()
     bench.drain()
     return bench.outputs
 
@@ -139,17 +138,13 @@ def test_drafts(kind: TinyKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("read", [lambda a: mx.eval(a), lambda a: a.tolist(), lambda a: bool(a)])
 def test_it_finds_an_early_evaluation(read: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with late_dispatch(monkeypatch) as dispatcher:
-        _assert_found_once(dispatcher, read)
-
-
-def _assert_found_once(dispatcher: LateDispatch, read: Any) -> None:
-    before = mx.ones(()) + 1
-    mx.eval(before)
-    dispatcher.dispatch([before + 2])
-    assert before.item() == 2
-    assert dispatcher.found == []
-    with pytest.raises(RuntimeError, match="in current thread"):
-        read(before * 3)
-    assert len(dispatcher.found) == 1
-    dispatcher.settle()
-    assert read(before * 3) in (None, 6, True)
+        before = mx.ones(()) + 1
+        mx.eval(before)
+        dispatcher.dispatch([before + 2])
+        assert before.item() == 2
+        assert dispatcher.found == []
+        with pytest.raises(RuntimeError, match="in current thread"):
+            read(before * 3)
+        assert len(dispatcher.found) == 1
+        dispatcher.settle()
+        assert read(before * 3) in (None, 6, True)
