@@ -1,4 +1,4 @@
-"""Products of float32 inputs with bfloat16 weights by the functions of ``llvm_amx``."""
+"""Products of float32 inputs with bfloat16 weights by the functions of ``llvm.amx``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chairlift.engine.cpu.compiled.jobs import MIN_SHARED, Run, run_shared
-from chairlift.engine.cpu.compiled.llvm_amx import (
+from chairlift.engine.cpu.compiled.llvm.amx import (
     INPUTS,
     OUTPUTS,
     PIECES,
@@ -108,7 +108,7 @@ class AmxMatrix:
 
 
 def _packed(weights: Sequence[mx.array], panels: int, steps: int) -> NDArray[np.uint16]:
-    """The weights as ``llvm_amx`` reads them; zeros beyond their outputs and inputs."""
+    """The weights as ``llvm.amx`` reads them; zeros beyond their outputs and inputs."""
     inputs = weights[0].shape[1]
     stacked = np.zeros((panels * OUTPUTS, steps * INPUTS), np.uint16)
     start = 0

@@ -1,4 +1,4 @@
-"""Functions of single tokens by ``llvm_elementwise``; each is None where it does not apply.
+"""Functions of single tokens by ``llvm.elementwise``; each is None where it does not apply.
 
 They compute at once, into new memory. With ``run``, they become part of a program and compute
 ``into`` memory that stays: so do the arrays that they read.
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from chairlift.engine.cpu.compiled import llvm_kernel
 from chairlift.engine.cpu.compiled.jobs import MIN_SHARED, Run, run_shared
-from chairlift.engine.cpu.compiled.llvm_kernel import Kernel
+from chairlift.engine.cpu.compiled.llvm import kernel as llvm_kernel
+from chairlift.engine.cpu.compiled.llvm.kernel import Kernel
 from chairlift.engine.cpu.gemm import Floats
 
 

@@ -8,9 +8,9 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from chairlift.engine.cpu.compiled import llvm_kernel
 from chairlift.engine.cpu.compiled.compiled_matmul import in_panels
 from chairlift.engine.cpu.compiled.jobs import MIN_SHARED, run_shared
+from chairlift.engine.cpu.compiled.llvm import kernel as llvm_kernel
 from chairlift.engine.cpu.gemm import Floats
 from chairlift.engine.cpu.views import Scratch, view, weight_memory
 

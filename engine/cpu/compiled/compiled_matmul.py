@@ -1,4 +1,4 @@
-"""Products by the functions of ``llvm_kernel``: of weights, and of attention's decode steps."""
+"""Products by the functions of ``llvm.kernel``: of weights, and of attention's decode steps."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from chairlift.engine.cpu.compiled import llvm_kernel
 from chairlift.engine.cpu.compiled.jobs import MIN_SHARED, Run, run_shared
+from chairlift.engine.cpu.compiled.llvm import kernel as llvm_kernel
 from chairlift.engine.cpu.gemm import Floats
 from chairlift.engine.cpu.views import Memory, Scratch, view, weight_memory
 

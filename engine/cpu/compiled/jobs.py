@@ -1,4 +1,4 @@
-"""Jobs of compiled functions: one at a time, or several in one call; see ``llvm_jobs``."""
+"""Jobs of compiled functions: one at a time, or several in one call; see ``llvm.jobs``."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chairlift.engine.cpu.compiled import worker_threads
-from chairlift.engine.cpu.compiled.host_compiler import Function
-from chairlift.engine.cpu.compiled.llvm_jobs import (
+from chairlift.engine.cpu.compiled.llvm.host_compiler import Function
+from chairlift.engine.cpu.compiled.llvm.jobs import (
     ARGUMENTS,
     DIVISOR,
     FINISHED,
@@ -160,12 +160,12 @@ class ProgramChain:
 
 
 def _table(jobs: int) -> Table:
-    """An uninitialized table of jobs, as ``llvm_jobs`` reads it."""
+    """An uninitialized table of jobs, as ``llvm.jobs`` reads it."""
     return aligned(jobs * SIZE * np.dtype(np.int64).itemsize).view(np.int64).reshape(-1, SIZE)
 
 
 def _fill(line: Table, job: _Job, threads: int) -> None:
-    """Writes a job as ``llvm_jobs`` reads it; its counters are zero."""
+    """Writes a job as ``llvm.jobs`` reads it; its counters are zero."""
     parts, is_shared = job.parts, job.is_shared and threads > 1
     least, divisor = (
         (max(1, parts // (threads * _LEAST)), threads * _FRACTION) if is_shared else (parts, 0)

@@ -1,4 +1,4 @@
-"""Products with quantized weights, which keep the size of their codes; see ``llvm_quantized``."""
+"""Products with quantized weights, which keep the size of their codes; see ``llvm.quantized``."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from chairlift.engine.cpu.compiled import llvm_kernel
 from chairlift.engine.cpu.compiled.compiled_experts import CompiledExperts
 from chairlift.engine.cpu.compiled.compiled_matmul import CompiledMatrix
-from chairlift.engine.cpu.compiled.llvm_kernel import Kernel
-from chairlift.engine.cpu.compiled.llvm_quantized import BITS, record_bytes
+from chairlift.engine.cpu.compiled.llvm import kernel as llvm_kernel
+from chairlift.engine.cpu.compiled.llvm.kernel import Kernel
+from chairlift.engine.cpu.compiled.llvm.quantized import BITS, record_bytes
 from chairlift.engine.cpu.views import view, weight_memory
 
 available = llvm_kernel.available

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from chairlift.cache.layer import HostPlaces
 from chairlift.cache.packed.host_step import HostStep
-from chairlift.engine.cpu.compiled import llvm_kernel
 from chairlift.engine.cpu.compiled.jobs import (
     MIN_SHARED,
     NoProgramError,
@@ -21,7 +20,8 @@ from chairlift.engine.cpu.compiled.jobs import (
     ProgramChain,
     run_shared,
 )
-from chairlift.engine.cpu.compiled.llvm_row_attention import MAX_QUERIES
+from chairlift.engine.cpu.compiled.llvm import kernel as llvm_kernel
+from chairlift.engine.cpu.compiled.llvm.row_attention import MAX_QUERIES
 from chairlift.engine.cpu.gemm import Floats
 
 
@@ -214,7 +214,7 @@ def _job(
 def _tiles(
     counts: tuple[int, ...], begun: tuple[int, ...], most: int
 ) -> tuple[NDArray[np.int64], int, int]:
-    """The tiles of at most ``most`` tokens (see ``llvm_row_attention``), their address, and the
+    """The tiles of at most ``most`` tokens (see ``llvm.row_attention``), their address, and the
     columns they see.
 
     Cached, because all layers of a step have the same.

@@ -14,8 +14,8 @@ import time
 from _thread import allocate_lock
 
 from chairlift.engine.cpu import cores
-from chairlift.engine.cpu.compiled import llvm_jobs
-from chairlift.engine.cpu.compiled.llvm_jobs import COUNT, STATE_SIZE, Pool
+from chairlift.engine.cpu.compiled.llvm import jobs as llvm_jobs
+from chairlift.engine.cpu.compiled.llvm.jobs import COUNT, STATE_SIZE, Pool
 
 # Seconds that a thread looks for the next job: longer than what Python does between two layers.
 LOOKING_SECONDS = 500e-6
@@ -56,7 +56,7 @@ class WorkerThreads:
     Attributes:
         looks: whether threads look for the next job before they sleep. Beside other processes that
             use the cores they should not.
-        address: of the state that the threads share; see ``llvm_jobs``.
+        address: of the state that the threads share; see ``llvm.jobs``.
         pauses: those in LOOKING_SECONDS.
     """
 
@@ -83,7 +83,7 @@ class WorkerThreads:
         """Computes a job on all threads.
 
         Args:
-            job: its address; see ``llvm_jobs``.
+            job: its address; see ``llvm.jobs``.
 
         Returns:
             False if another thread's job is being computed, and nothing was done.
@@ -103,7 +103,7 @@ class WorkerThreads:
         """Computes jobs one after the other: on all threads, or alone beside another thread's job.
 
         Args:
-            jobs: the address of the first; see ``llvm_jobs``.
+            jobs: the address of the first; see ``llvm.jobs``.
             number: how many there are.
         """
         pool = llvm_jobs.compiled()

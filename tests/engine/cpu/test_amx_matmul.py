@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chairlift.engine.cpu.compiled import amx_matmul, llvm_amx
+from chairlift.engine.cpu.compiled import amx_matmul
 from chairlift.engine.cpu.compiled.amx_matmul import AmxMatrix
 from chairlift.engine.cpu.compiled.jobs import run_shared
-from chairlift.engine.cpu.compiled.llvm_amx import INPUTS, PIECES, ROWS
+from chairlift.engine.cpu.compiled.llvm import amx as llvm_amx
+from chairlift.engine.cpu.compiled.llvm.amx import INPUTS, PIECES, ROWS
 from chairlift.engine.cpu.compiled.worker_threads import shared
 from chairlift.engine.cpu.gemm import Floats
 from chairlift.engine.cpu.views import aligned

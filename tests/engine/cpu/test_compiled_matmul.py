@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chairlift.engine.cpu.compiled import compiled_matmul, llvm_kernel
+from chairlift.engine.cpu.compiled import compiled_matmul
 from chairlift.engine.cpu.compiled.compiled_matmul import CompiledMatrix, attention_products
+from chairlift.engine.cpu.compiled.llvm import kernel as llvm_kernel
 from chairlift.engine.cpu.compiled.worker_threads import shared
 
 pytestmark = pytest.mark.skipif(

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chairlift.engine.cpu import elementwise
-from chairlift.engine.cpu.compiled import compiled_elementwise, llvm_kernel
+from chairlift.engine.cpu.compiled import compiled_elementwise
+from chairlift.engine.cpu.compiled.llvm import kernel as llvm_kernel
 from chairlift.engine.cpu.elementwise import HostNorm, geglu, rotated, swiglu
 
 TOKENS = st.integers(1, 40)

@@ -15,11 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chairlift.engine.cpu import cores
-from chairlift.engine.cpu.compiled import compiled_matmul, llvm_jobs, worker_threads
+from chairlift.engine.cpu.compiled import compiled_matmul, worker_threads
 from chairlift.engine.cpu.compiled.compiled_matmul import CompiledMatrix
-from chairlift.engine.cpu.compiled.host_compiler import Function, host_compiler
 from chairlift.engine.cpu.compiled.jobs import Program
-from chairlift.engine.cpu.compiled.llvm_jobs import ACTIVE, PUBLISHED, READERS, shared
+from chairlift.engine.cpu.compiled.llvm import jobs as llvm_jobs
+from chairlift.engine.cpu.compiled.llvm.host_compiler import Function, host_compiler
+from chairlift.engine.cpu.compiled.llvm.jobs import ACTIVE, PUBLISHED, READERS, shared
 from chairlift.engine.cpu.compiled.worker_threads import LOOKING_SECONDS, WorkerThreads
 from chairlift.engine.cpu.views import LastingMemory
 

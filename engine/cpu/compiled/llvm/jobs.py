@@ -19,7 +19,7 @@ import platform
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from chairlift.engine.cpu.compiled.host_compiler import host_compiler
+from chairlift.engine.cpu.compiled.llvm.host_compiler import host_compiler
 
 # Bytes of a line of the cache, on the CPUs for which the kernels were measured.
 LINE_BYTES = 64

@@ -1,4 +1,4 @@
-"""Products with quantized weights, in LLVM's language; see ``llvm_kernel``.
+"""Products with quantized weights, in LLVM's language; see ``llvm.kernel``.
 
 A panel of quantized weights is one record for each group of inputs: the scales of the panel's
 outputs, their biases, in float32, and for each input of the group the outputs' codes, in 4 bits or
@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from chairlift.engine.cpu.compiled.llvm_attention import WIDE
-from chairlift.engine.cpu.compiled.llvm_tiles import tile
+from chairlift.engine.cpu.compiled.llvm.attention import WIDE
+from chairlift.engine.cpu.compiled.llvm.tiles import tile
 
 # The bits of a code, by kind.
 BITS = {"nibble": 4, "byte": 8}
@@ -45,7 +45,7 @@ def call_expand(kind: str) -> str:
 
 
 def expand(kind: str, lanes: int) -> str:
-    """A function that writes a block of a panel in float32, as ``llvm_kernel`` multiplies it."""
+    """A function that writes a block of a panel in float32, as ``llvm.kernel`` multiplies it."""
     vector = f"<{lanes} x float>"
     stores = []
     for wide in range(WIDE):

@@ -24,8 +24,8 @@ import platform
 import sys
 from typing import NamedTuple
 
-from chairlift.engine.cpu.compiled.host_compiler import Function, host_compiler
-from chairlift.engine.cpu.compiled.llvm_jobs import LINE_BYTES, shared
+from chairlift.engine.cpu.compiled.llvm.host_compiler import Function, host_compiler
+from chairlift.engine.cpu.compiled.llvm.jobs import LINE_BYTES, shared
 
 # Tokens and outputs of a tile, inputs of a step, and outputs of a panel.
 ROWS = 16
@@ -44,7 +44,7 @@ _REQUEST = (158, 0x1023, 18)
 
 
 class AmxKernel(NamedTuple):
-    """The compiled functions, of jobs that several threads may share; see ``llvm_jobs``.
+    """The compiled functions, of jobs that several threads may share; see ``llvm.jobs``.
 
     Attributes:
         split: its parts are blocks of tokens. First arguments: the addresses of the inputs and of

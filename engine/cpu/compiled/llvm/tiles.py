@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from chairlift.engine.cpu.compiled.llvm_attention import WIDE
+from chairlift.engine.cpu.compiled.llvm.attention import WIDE
 
 
 def tile(

@@ -1,4 +1,4 @@
-"""Attention of rows with any numbers of new tokens, in LLVM's language; see ``llvm_kernel``.
+"""Attention of rows with any numbers of new tokens, in LLVM's language; see ``llvm.kernel``.
 
 A part of a call is one key head of one *tile*: a few tokens of a row, with the queries of all heads
 that share the key head. The columns that the tile sees are read in blocks. A block's keys are
@@ -19,9 +19,9 @@ token, how many tokens, their row, and the columns that the first of them sees.
 
 from __future__ import annotations
 
-from chairlift.engine.cpu.compiled.llvm_attention import WIDE
-from chairlift.engine.cpu.compiled.llvm_jobs import shared
-from chairlift.engine.cpu.compiled.llvm_softmax import (
+from chairlift.engine.cpu.compiled.llvm.attention import WIDE
+from chairlift.engine.cpu.compiled.llvm.jobs import shared
+from chairlift.engine.cpu.compiled.llvm.softmax import (
     LEAST,
     exponential,
     number,
@@ -55,7 +55,7 @@ def source(lanes: int, most: int) -> str:
 
 
 def _queries(most: int) -> str:
-    """A function that multiplies all of a tile's queries by one panel; see ``llvm_kernel``."""
+    """A function that multiplies all of a tile's queries by one panel; see ``llvm.kernel``."""
     tiles = "\n".join(
         f"tile{count}:\n"
         f"call void @fetching_{count}(ptr %w, ptr %xq, ptr %yq, i64 %inputs, i64 %count, "

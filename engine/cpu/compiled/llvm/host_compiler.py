@@ -11,7 +11,7 @@ from chairlift.engine.device.compiled_code import cached
 
 
 class Function(NamedTuple):
-    """A compiled function of a job; see ``llvm_jobs``.
+    """A compiled function of a job; see ``llvm.jobs``.
 
     Attributes:
         address: of its code.
@@ -44,7 +44,7 @@ class CompiledModule:
         return address
 
     def function(self, name: str) -> Function:
-        """A function of ``llvm_jobs.shared``."""
+        """A function of ``llvm.jobs.shared``."""
         address = self.address(name)
         call: Any = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
         call.module = self

@@ -15,21 +15,16 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from chairlift.engine.cpu.compiled import (
-    llvm_attention,
-    llvm_elementwise,
-    llvm_quantized,
-    llvm_row_attention,
-)
-from chairlift.engine.cpu.compiled.host_compiler import Function, host_compiler
-from chairlift.engine.cpu.compiled.llvm_attention import WIDE
-from chairlift.engine.cpu.compiled.llvm_jobs import LINE_BYTES
-from chairlift.engine.cpu.compiled.llvm_panels import Registers, groups, panels
-from chairlift.engine.cpu.compiled.llvm_tiles import tile
+from chairlift.engine.cpu.compiled.llvm import attention, elementwise, quantized, row_attention
+from chairlift.engine.cpu.compiled.llvm.attention import WIDE
+from chairlift.engine.cpu.compiled.llvm.host_compiler import Function, host_compiler
+from chairlift.engine.cpu.compiled.llvm.jobs import LINE_BYTES
+from chairlift.engine.cpu.compiled.llvm.panels import Registers, groups, panels
+from chairlift.engine.cpu.compiled.llvm.tiles import tile
 
 
 class Kernel(NamedTuple):
-    """The compiled functions, of jobs that several threads may share; see ``llvm_jobs``.
+    """The compiled functions, of jobs that several threads may share; see ``llvm.jobs``.
 
     Attributes:
         lanes: numbers of a register.
@@ -44,11 +39,11 @@ class Kernel(NamedTuple):
             stride. A group is three numbers: its matrix, its first token and its tokens.
         bfloat16_groups: the same for panels in bfloat16.
         nibble, byte, nibble_groups, byte_groups: the same for panels of quantized weights, see
-            ``llvm_quantized``. One further argument: the inputs of a group of the quantization.
-        transposed: see ``llvm_attention``.
-        plain: see ``llvm_attention``.
-        rows: see ``llvm_row_attention``.
-        swiglu, geglu, norm, add, scale, scatter, rotate: see ``llvm_elementwise``.
+            ``llvm.quantized``. One further argument: the inputs of a group of the quantization.
+        transposed: see ``llvm.attention``.
+        plain: see ``llvm.attention``.
+        rows: see ``llvm.row_attention``.
+        swiglu, geglu, norm, add, scale, scatter, rotate: see ``llvm.elementwise``.
     """
 
     lanes: int
@@ -109,16 +104,16 @@ def _source(registers: Registers) -> str:
         f"declare {vector} @llvm.fma.v{registers.lanes}f32({vector}, {vector}, {vector})",
         "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)",
     ]
-    for kind in ("float", "bfloat", *llvm_quantized.BITS):
-        make = llvm_quantized.quantized_tile if kind in llvm_quantized.BITS else _tile
+    for kind in ("float", "bfloat", *quantized.BITS):
+        make = quantized.quantized_tile if kind in quantized.BITS else _tile
         counts = range(1, registers.tokens_of(kind) + 1)
         parts += [make(kind, registers.lanes, tokens) for tokens in counts]
         parts += [panels(kind, registers), groups(kind, registers)]
     parts += [_tile("fetching", registers.lanes, n) for n in range(1, registers.tokens + 1)]
-    parts += [llvm_quantized.expand(kind, registers.lanes) for kind in llvm_quantized.BITS]
-    for attention in (llvm_attention, llvm_row_attention):
-        parts.append(attention.source(registers.lanes, registers.tokens))
-    parts.append(llvm_elementwise.source(registers.lanes))
+    parts += [quantized.expand(kind, registers.lanes) for kind in quantized.BITS]
+    for module in (attention, row_attention):
+        parts.append(module.source(registers.lanes, registers.tokens))
+    parts.append(elementwise.source(registers.lanes))
     return "\n".join(parts)
 
 

@@ -1,4 +1,4 @@
-"""Functions of single tokens between products, in LLVM's language; see ``llvm_kernel``.
+"""Functions of single tokens between products, in LLVM's language; see ``llvm.kernel``.
 
 The parts are tokens unless it says otherwise, and their numbers are a multiple of a register's.
 
@@ -27,12 +27,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from chairlift.engine.cpu.compiled.llvm_jobs import shared
-from chairlift.engine.cpu.compiled.llvm_softmax import splat
+from chairlift.engine.cpu.compiled.llvm.jobs import shared
+from chairlift.engine.cpu.compiled.llvm.softmax import splat
 
 
 def source(lanes: int) -> str:
-    """All functions, for registers of ``lanes`` numbers. They use ``llvm_softmax.exponential``."""
+    """All functions, for registers of ``lanes`` numbers. They use ``llvm.softmax.exponential``."""
     vector = f"<{lanes} x float>"
     return "\n".join(
         [

@@ -1,11 +1,11 @@
-"""Parts of ``llvm_row_attention``: e to the power of numbers, transposition, and softmax."""
+"""Parts of ``llvm.row_attention``: e to the power of numbers, transposition, and softmax."""
 
 from __future__ import annotations
 
 import math
 import struct
 
-from chairlift.engine.cpu.compiled.llvm_attention import WIDE
+from chairlift.engine.cpu.compiled.llvm.attention import WIDE
 
 # The highest score before the first one, and the score of a column that a query does not see.
 LEAST = -3.4e38

@@ -1,13 +1,13 @@
-"""Functions that multiply tokens by panels of weights, in LLVM's language; see ``llvm_kernel``."""
+"""Functions that multiply tokens by panels of weights, in LLVM's language; see ``llvm.kernel``."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import NamedTuple
 
-from chairlift.engine.cpu.compiled import llvm_quantized
-from chairlift.engine.cpu.compiled.llvm_attention import WIDE
-from chairlift.engine.cpu.compiled.llvm_jobs import shared
+from chairlift.engine.cpu.compiled.llvm import quantized
+from chairlift.engine.cpu.compiled.llvm.attention import WIDE
+from chairlift.engine.cpu.compiled.llvm.jobs import shared
 
 # Inputs whose weights in a panel stay in the L1 or L2 cache while all tokens are multiplied.
 _BLOCK = 1024
@@ -30,17 +30,17 @@ class Registers(NamedTuple):
 
     def tokens_of(self, kind: str) -> int:
         """The tokens of a tile of this kind of weights."""
-        return self.quantized if kind in llvm_quantized.BITS else self.tokens
+        return self.quantized if kind in quantized.BITS else self.tokens
 
 
 def panels(kind: str, registers: Registers) -> str:
-    """The function that takes panels until none is left; see ``llvm_kernel.Kernel``."""
+    """The function that takes panels until none is left; see ``llvm.kernel.Kernel``."""
     arguments = "ptr %w, ptr %x, ptr %y, i64 %tokens, i64 %inputs, i64 %stride"
     return _shared(kind, kind, arguments, _panel(kind, registers, "%part", "%x", "%y"), registers)
 
 
 def groups(kind: str, registers: Registers) -> str:
-    """The function that takes panels of groups until none is left; see ``llvm_kernel.Kernel``."""
+    """The function that takes panels of groups until none is left; see ``llvm.kernel.Kernel``."""
     begin = """
   %group = udiv i64 %part, %panels
   %panel = urem i64 %part, %panels
@@ -64,8 +64,8 @@ def groups(kind: str, registers: Registers) -> str:
 
 
 def _shared(name: str, kind: str, arguments: str, body: str, registers: Registers) -> str:
-    """See ``llvm_jobs.shared``; with what quantized weights need besides."""
-    if kind not in llvm_quantized.BITS:
+    """See ``llvm.jobs.shared``; with what quantized weights need besides."""
+    if kind not in quantized.BITS:
         return shared(name, arguments, body)
     buffer = f"%buffer = alloca [{_BLOCK * WIDE * registers.lanes} x float], align 64"
     return shared(name, arguments + _GROUP, body, begin=buffer)
@@ -84,14 +84,14 @@ def _panel(
         place: that with the panel's number among those of the result.
     """
     outputs, most = WIDE * registers.lanes, registers.tokens
-    if kind in llvm_quantized.BITS:
-        begin, size_of = llvm_quantized.record_size(kind, registers.lanes), llvm_quantized.size_of
+    if kind in quantized.BITS:
+        begin, size_of = quantized.record_size(kind, registers.lanes), quantized.size_of
         few = _MAX_TILES * registers.quantized
         loops = f"""
   %is_few = icmp ule i64 %tokens, {few}
   br i1 %is_few, label %few, label %many
 {_tokens("few", "", kind, registers.quantized, "%wb", "%record", _GROUP)}
-{_tokens("many", llvm_quantized.call_expand(kind), "float", most, "%buffer", str(outputs))}"""
+{_tokens("many", quantized.call_expand(kind), "float", most, "%buffer", str(outputs))}"""
     else:
         begin, size_of = "", partial(_size_of, outputs)
         loops = f"""

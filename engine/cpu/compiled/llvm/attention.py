@@ -1,4 +1,4 @@
-"""The products of attention, in LLVM's language; see ``llvm_kernel``, which compiles them.
+"""The products of attention, in LLVM's language; see ``llvm.kernel``, which compiles them.
 
 Each part of a call is the product of one row and key head: ``[m, k]``, the few queries of the head,
 by ``[k, n]`` in the KV cache. ``transposed`` reads the second matrix by its columns, which are
@@ -12,7 +12,7 @@ in the second matrices.
 
 from __future__ import annotations
 
-from chairlift.engine.cpu.compiled.llvm_jobs import shared
+from chairlift.engine.cpu.compiled.llvm.jobs import shared
 
 # Registers of the second matrix that ``plain`` has at a time, and of a panel.
 WIDE = 2

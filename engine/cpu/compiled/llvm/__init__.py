@@ -1,0 +1,1 @@
+"""The kernels in LLVM's language, and the compiler (``host_compiler``)."""
