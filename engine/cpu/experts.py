@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from chairlift.engine.cpu import elementwise
 from chairlift.engine.cpu.compiled import compiled_experts
 from chairlift.engine.cpu.compiled.compiled_experts import CompiledExperts
-from chairlift.engine.cpu.compiled.quantized_matmul import Quantized, QuantizedExperts
+from chairlift.engine.cpu.compiled.quantized_matmul import panel_bytes, quantized_experts
+from chairlift.engine.cpu.compiled.quantized_weight import Quantized
 from chairlift.engine.cpu.gemm import Floats
 from chairlift.engine.cpu.views import view
 from chairlift.engine.device import memory
@@ -174,14 +175,14 @@ def _compiled(layers: Sequence[Any]) -> CompiledExperts:
     """The weights of layers with the same input, as one."""
     quantized = [weight for layer in layers if (weight := _quantized(layer)) is not None]
     if quantized:
-        return QuantizedExperts(Quantized.joined(quantized))
+        return quantized_experts(Quantized.joined(quantized))
     return CompiledExperts(mx.concatenate([layer.weight for layer in layers], axis=1))
 
 
 def _copy_bytes(layer: Any, exactly: bool) -> int:
     """The bytes of the copy of a layer's weights."""
     quantized, size = _quantized(layer), layer.weight.size
-    return quantized.panel_bytes() if quantized is not None else size * (4 if exactly else 2)
+    return panel_bytes(quantized) if quantized is not None else size * (4 if exactly else 2)
 
 
 def _quantized(layer: Any) -> Quantized | None:

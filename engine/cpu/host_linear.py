@@ -19,7 +19,8 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 
 from chairlift.engine.cpu.compiled import quantized_matmul
-from chairlift.engine.cpu.compiled.quantized_matmul import Quantized, QuantizedMatrix
+from chairlift.engine.cpu.compiled.quantized_matmul import panel_bytes, quantized_matrix
+from chairlift.engine.cpu.compiled.quantized_weight import Quantized
 from chairlift.engine.cpu.gemm import Floats
 from chairlift.engine.cpu.matrix import Backend, Matrix, apart, backends
 from chairlift.engine.cpu.program_builder import ProgramBuilder
@@ -175,7 +176,7 @@ def _install_quantized(layers: Sequence[Any]) -> bool:
     weights = {id(layer): weight for layer in layers if (weight := _quantized(layer)) is not None}
     if not weights or not quantized_matmul.available():
         return False
-    size = sum(weight.panel_bytes() for weight in weights.values())
+    size = sum(map(panel_bytes, weights.values()))
     if size > QUANTIZED_SHARE * memory.free_memory():
         log.warning("no memory for copies of quantized weights: %.1f GB", size / 1e9)
         return False
@@ -184,7 +185,7 @@ def _install_quantized(layers: Sequence[Any]) -> bool:
         return weights.get(id(layer))
 
     def join(group: Sequence[Any]) -> None:
-        products = Products(QuantizedMatrix([weights[id(member)] for member in group]))
+        products = Products(quantized_matrix([weights[id(member)] for member in group]))
         for index, member in enumerate(group):
             member.__class__ = _QUANTIZED[type(member)]
             member.join(products, index)

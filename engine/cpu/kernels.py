@@ -25,7 +25,7 @@ from mlx_lm.utils import dequantize_model
 from chairlift.engine.cpu import elementwise, experts, host_linear, host_mlp
 from chairlift.engine.cpu.attention import attend
 from chairlift.engine.cpu.compiled import amx_matmul, quantized_matmul
-from chairlift.engine.cpu.compiled.quantized_matmul import Quantized
+from chairlift.engine.cpu.compiled.quantized_weight import Quantized
 from chairlift.engine.cpu.gemm import Floats
 from chairlift.engine.cpu.views import view
 from chairlift.engine.device import memory

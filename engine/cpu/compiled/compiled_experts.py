@@ -72,14 +72,19 @@ class CompiledExperts:
         x, groups = np.ascontiguousarray(x, np.float32), np.ascontiguousarray(groups, np.int64)
         result: Floats = _products.array(np.float32, len(x), self._stride)
         if len(groups):
-            run_shared(
-                self._multiply,
-                *(self._packed.ctypes.data, x.ctypes.data, result.ctypes.data),
-                *(groups.ctypes.data, self._panels, self._inputs, self._stride, *self._more),
-                parts=len(groups) * self._panels,
-                is_shared=len(groups) * self._outputs * self._inputs >= MIN_SHARED,
-            )
+            shared = len(groups) * self._outputs * self._inputs >= MIN_SHARED
+            self._run(x, groups, result, shared)
         return result[:, : self._outputs]
+
+    def _run(self, x: Floats, groups: NDArray[np.int64], result: Floats, is_shared: bool) -> None:
+        """Writes the products to ``[tokens, stride]``; arguments as those of a call, checked."""
+        run_shared(
+            self._multiply,
+            *(self._packed.ctypes.data, x.ctypes.data, result.ctypes.data),
+            *(groups.ctypes.data, self._panels, self._inputs, self._stride, *self._more),
+            parts=len(groups) * self._panels,
+            is_shared=is_shared,
+        )
 
 
 def _are_within(numbers: NDArray[np.int64], stop: int) -> bool:

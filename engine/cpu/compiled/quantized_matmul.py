@@ -1,159 +1,163 @@
-"""Products with quantized weights, which keep the size of their codes; see ``llvm.quantized``."""
+"""Products with quantized weights, which keep the size of their codes.
+
+Where the CPU multiplies bytes (VNNI), ``llvm.dot`` computes them, and ``llvm.quantized`` elsewhere.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
 
-import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
 from chairlift.engine.cpu.compiled.compiled_experts import CompiledExperts
 from chairlift.engine.cpu.compiled.compiled_matmul import CompiledMatrix
+from chairlift.engine.cpu.compiled.jobs import MIN_SHARED, Run, run_shared
+from chairlift.engine.cpu.compiled.llvm import dot
 from chairlift.engine.cpu.compiled.llvm import kernel as llvm_kernel
+from chairlift.engine.cpu.compiled.llvm.digits import token_bytes
+from chairlift.engine.cpu.compiled.llvm.dot import DotKernel
 from chairlift.engine.cpu.compiled.llvm.kernel import Kernel
-from chairlift.engine.cpu.compiled.llvm.quantized import BITS, record_bytes
-from chairlift.engine.cpu.views import view, weight_memory
+from chairlift.engine.cpu.compiled.quantized_weight import PanelLayout, Quantized
+from chairlift.engine.cpu.gemm import Floats
+from chairlift.engine.cpu.views import Memory, Scratch
 
 available = llvm_kernel.available
 
-# The inputs of a group; the kernel takes 1,024 inputs at a time.
-_GROUPS = (32, 64, 128)
-# Panels that are packed together.
-_AT_ONCE = 32
 
+def quantized_matrix(weights: Sequence[Quantized]) -> CompiledMatrix:
+    """The fastest matrix of this CPU for weights ``[outputs, inputs]``; see ``Matrix``.
 
-class Quantized(NamedTuple):
-    """A weight that MLX has quantized: ``code * scale + bias``, with those of its group of inputs.
-
-    Attributes:
-        weight: packed codes, ``[..., outputs, words]`` uint32.
-        scales, biases: ``[..., outputs, inputs / group]``.
-        group, bits: of the quantization.
+    The weights have the same groups and bits.
     """
+    return DotMatrix(weights) if dot.compiled() else QuantizedMatrix(weights)
 
-    weight: mx.array
-    scales: mx.array
-    biases: mx.array
-    group: int
-    bits: int
 
-    @classmethod
-    def of(cls, layer: Any) -> Quantized | None:
-        """The weight of a layer that computes in float32; None if the kernel cannot read it."""
-        biases = layer.get("biases")
-        if layer.mode != "affine" or biases is None or layer.group_size not in _GROUPS:
-            return None
-        if layer.scales.dtype != mx.float32:
-            return None
-        return cls(layer.weight, layer.scales, biases, layer.group_size, layer.bits)
+def quantized_experts(weight: Quantized) -> CompiledExperts:
+    """The fastest experts of this CPU for a weight ``[experts, outputs, inputs]``."""
+    return DotExperts(weight) if dot.compiled() else QuantizedExperts(weight)
 
-    @classmethod
-    def joined(cls, weights: Sequence[Quantized]) -> Quantized:
-        """One weight with the outputs of several, whose groups and bits are the same."""
-        return weights[0]._replace(
-            weight=mx.concatenate([one.weight for one in weights], axis=-2),
-            scales=mx.concatenate([one.scales for one in weights], axis=-2),
-            biases=mx.concatenate([one.biases for one in weights], axis=-2),
-        )
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """``[..., outputs, inputs]``."""
-        return (*self.scales.shape[:-1], self.scales.shape[-1] * self.group)
-
-    @property
-    def kind(self) -> str:
-        """The kind of the panels."""
-        return next(kind for kind, most in BITS.items() if self.bits <= most)
-
-    def panel_bytes(self) -> int:
-        """The bytes that the panels take."""
-        kernel = _kernel()
-        *matrices, outputs, inputs = self.shape
-        panels = -(-outputs // kernel.outputs) * int(np.prod(matrices, dtype=np.int64))
-        return panels * (inputs // self.group) * record_bytes(self.kind, kernel.lanes, self.group)
-
-    def packed(self) -> NDArray[np.uint8]:
-        """The panels, ``[panels, groups, bytes of a record]``, of matrix after matrix.
-
-        Outputs behind the last one of a matrix have zeros.
-        """
-        kernel = _kernel()
-        *matrices, outputs, inputs = self.shape
-        count = int(np.prod(matrices, dtype=np.int64))
-        record = record_bytes(self.kind, kernel.lanes, self.group)
-        each = -(-outputs // kernel.outputs)
-        size = count * each * (inputs // self.group) * record
-        panels = weight_memory(size).reshape(count, each, inputs // self.group, record)
-        flat = [array.reshape(count, outputs, -1) for array in self[:3]]
-        for number, place in enumerate(panels):
-            weight, scales, biases = (array[number] for array in flat)
-            one = Quantized(weight, scales, biases, self.group, self.bits)
-            for start in range(0, each, _AT_ONCE):
-                one._pack(place[start : start + _AT_ONCE], start * kernel.outputs)
-        return panels.reshape(count * each, inputs // self.group, record)
-
-    def _pack(self, panels: NDArray[np.uint8], start: int) -> None:
-        """Writes the panels of the outputs from ``start`` on."""
-        width = _kernel().outputs
-        stop = min(start + len(panels) * width, self.shape[0])
-        scales, biases = (part[start:stop].astype(mx.float32) for part in self[1:3])
-        ones, zeros = mx.ones(scales.shape), mx.zeros(scales.shape)
-        codes = mx.dequantize(self.weight[start:stop], ones, zeros, self.group, self.bits)
-        # [panels, groups, inputs of a group, outputs of a panel]
-        by_input = _by_panel(view(codes.astype(mx.uint8)), len(panels), width, self.group)
-        if self.kind == "nibble":
-            by_input = by_input[..., : width // 2] | by_input[..., width // 2 :] << 4
-        parts = [
-            _by_panel(view(part), len(panels), width, 1).view(np.uint8) for part in (scales, biases)
-        ]
-        places = np.split(panels, [4 * width, 8 * width], axis=2)
-        for place, part in zip(places, [*parts, by_input], strict=True):
-            place[:] = part.reshape(place.shape)
+def panel_bytes(weight: Quantized) -> int:
+    """The bytes that the panels of a weight take."""
+    return weight.panel_bytes(_layout())
 
 
 class QuantizedMatrix(CompiledMatrix):
-    """See ``engine.cpu.matrix.Matrix`` and ``CompiledMatrix``.
-
-    Args:
-        weights: ``[outputs, inputs]`` each, with the same groups and bits.
-    """
+    """See ``quantized_matrix``; a weight becomes float32 in a register."""
 
     def __init__(self, weights: Sequence[Quantized]) -> None:
         kernel, weight = _kernel(), Quantized.joined(weights)
-        outputs = [one.shape[0] for one in weights]
-        self._set_shape(outputs, weight.shape[1], kernel.outputs)
+        self._set_shape([one.shape[0] for one in weights], weight.shape[1], kernel.outputs)
         self._multiply = kernel.nibble if weight.kind == "nibble" else kernel.byte
         self._more = (weight.group,)
-        self._packed = weight.packed()
+        self._packed = weight.packed(PanelLayout(kernel.lanes, by_quads=False))
 
 
 class QuantizedExperts(CompiledExperts):
-    """See ``CompiledExperts``.
-
-    Args:
-        weight: ``[experts, outputs, inputs]``.
-    """
+    """See ``quantized_experts``; a weight becomes float32 in a register."""
 
     def __init__(self, weight: Quantized) -> None:
         kernel = _kernel()
         self._set_shape(weight.shape, kernel.outputs)
         self._multiply = kernel.nibble_groups if weight.kind == "nibble" else kernel.byte_groups
         self._more = (weight.group,)
-        self._packed = weight.packed().reshape(-1)
+        self._packed = weight.packed(PanelLayout(kernel.lanes, by_quads=False)).reshape(-1)
 
 
-def _by_panel(numbers: NDArray[Any], panels: int, width: int, group: int) -> NDArray[Any]:
-    """``[outputs, inputs]`` → ``[panels, groups, inputs of a group, width]``, contiguous."""
-    padded = np.zeros((panels * width, numbers.shape[1]), numbers.dtype)
-    padded[: len(numbers)] = numbers
-    split = padded.reshape(panels, width, -1, group)
-    return np.ascontiguousarray(split.transpose(0, 2, 3, 1))
+class DotMatrix(CompiledMatrix):
+    """See ``quantized_matrix``; tokens are multiplied as digits."""
+
+    def __init__(self, weights: Sequence[Quantized]) -> None:
+        kernel, weight = _dot_kernel(), Quantized.joined(weights)
+        self._set_shape([one.shape[0] for one in weights], weight.shape[1], kernel.outputs)
+        self._multiply = kernel.nibble if weight.kind == "nibble" else kernel.byte
+        self._tokens = _TokenDigits(kernel, weight)
+        self._packed = weight.packed(PanelLayout(kernel.lanes, by_quads=True))
+
+    def __call__(self, x: Floats) -> Floats:
+        """See ``Matrix``."""
+        return self.multiply(np.ascontiguousarray(x), _products, _records, run_shared)
+
+    def multiply(self, x: Floats, result: Memory, work: Memory, run: Run) -> Floats:
+        """See ``Matrix``."""
+        product: Floats = result.array(np.float32, len(x), self._stride)
+        if len(x):
+            records = self._tokens.write(x, work, run)
+            run(
+                self._multiply,
+                *(self._packed.ctypes.data, records.ctypes.data, product.ctypes.data, len(x)),
+                *(self._tokens.groups, self._stride, self._tokens.group),
+                parts=self._panels,
+                is_shared=self._is_shared,
+            )
+        return product[:, : self.stops[-1]]
+
+
+class DotExperts(CompiledExperts):
+    """See ``quantized_experts``; tokens are multiplied as digits."""
+
+    def __init__(self, weight: Quantized) -> None:
+        kernel = _dot_kernel()
+        self._set_shape(weight.shape, kernel.outputs)
+        self._multiply = kernel.nibble_groups if weight.kind == "nibble" else kernel.byte_groups
+        self._tokens = _TokenDigits(kernel, weight)
+        self._packed = weight.packed(PanelLayout(kernel.lanes, by_quads=True)).reshape(-1)
+
+    def _run(self, x: Floats, groups: NDArray[np.int64], result: Floats, is_shared: bool) -> None:
+        records = self._tokens.write(x, _records, run_shared)
+        run_shared(
+            self._multiply,
+            *(self._packed.ctypes.data, records.ctypes.data, result.ctypes.data),
+            *(groups.ctypes.data, self._panels, self._tokens.groups),
+            *(self._stride, self._tokens.group),
+            parts=len(groups) * self._panels,
+            is_shared=is_shared,
+        )
+
+
+class _TokenDigits:
+    """Writes tokens as ``llvm.dot`` reads them.
+
+    Attributes:
+        groups: the groups of inputs.
+        group: the inputs of a group.
+    """
+
+    def __init__(self, kernel: DotKernel, weight: Quantized) -> None:
+        self._digits = kernel.digits
+        self.group = weight.group
+        self.groups = weight.shape[-1] // weight.group
+
+    def write(self, x: Floats, work: Memory, run: Run) -> NDArray[np.uint8]:
+        """The records of tokens ``[tokens, inputs]``, contiguous."""
+        records = work.array(np.uint8, len(x), token_bytes(x.shape[1], self.group))
+        run(
+            self._digits,
+            *(x.ctypes.data, records.ctypes.data, self.groups, self.group),
+            parts=len(x),
+            is_shared=x.size >= MIN_SHARED,
+        )
+        return records
+
+
+def _layout() -> PanelLayout:
+    kernel = dot.compiled()
+    if kernel is not None:
+        return PanelLayout(kernel.lanes, by_quads=True)
+    return PanelLayout(_kernel().lanes, by_quads=False)
 
 
 def _kernel() -> Kernel:
     kernel = llvm_kernel.compiled()
     assert kernel is not None
     return kernel
+
+
+def _dot_kernel() -> DotKernel:
+    kernel = dot.compiled()
+    assert kernel is not None
+    return kernel
+
+
+_products, _records = Scratch(), Scratch()

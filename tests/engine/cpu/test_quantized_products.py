@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
@@ -19,11 +21,16 @@ from support.engine.reference import logits_of_prompt
 from chairlift.engine.core.acceleration import accelerate
 from chairlift.engine.cpu import decode_attention, host_linear, kernels
 from chairlift.engine.cpu.compiled import amx_matmul, quantized_matmul
+from chairlift.engine.cpu.compiled.compiled_experts import CompiledExperts
+from chairlift.engine.cpu.compiled.compiled_matmul import CompiledMatrix
+from chairlift.engine.cpu.compiled.llvm import dot
 from chairlift.engine.cpu.compiled.quantized_matmul import (
-    Quantized,
+    DotExperts,
+    DotMatrix,
     QuantizedExperts,
     QuantizedMatrix,
 )
+from chairlift.engine.cpu.compiled.quantized_weight import Quantized
 from chairlift.engine.cpu.experts import HostQuantizedSwitchLinear, HostSwitchGLU, routes_of
 from chairlift.engine.cpu.host_linear import HostQuantizedEmbedding, HostQuantizedLinear
 from chairlift.engine.device import memory
@@ -35,6 +42,9 @@ pytestmark = pytest.mark.skipif(
 
 # The relative error of a sum of terms that are added in float32, in any order.
 TOLERANCE = 2.0**-20
+# Both kernels, as far as this CPU has them.
+MATRICES = [QuantizedMatrix, DotMatrix] if dot.compiled() else [QuantizedMatrix]
+EXPERTS = [QuantizedExperts, DotExperts] if dot.compiled() else [QuantizedExperts]
 FORMS = st.tuples(st.sampled_from([2, 3, 4, 5, 6, 8]), st.sampled_from([32, 64, 128]))
 
 
@@ -59,6 +69,7 @@ def _assert_products(
     assert np.all(difference <= TOLERANCE * (terms + largest))
 
 
+@pytest.mark.parametrize("make", MATRICES)
 @given(
     FORMS,
     st.lists(st.sampled_from([1, 31, 64, 100]), min_size=1, max_size=3),
@@ -67,12 +78,16 @@ def _assert_products(
 )
 @settings(deadline=None)
 def test_products_of_layers_with_the_same_input(
-    form: tuple[int, int], outputs: list[int], groups: int, tokens: int
+    make: Callable[[list[Quantized]], CompiledMatrix],
+    form: tuple[int, int],
+    outputs: list[int],
+    groups: int,
+    tokens: int,
 ) -> None:
     """Any bits and groups; more inputs than the kernel multiplies at a time; panels not full."""
     inputs = groups * form[1]
     weights = [_quantized(form, count, inputs, seed=n) for n, count in enumerate(outputs)]
-    matrix = QuantizedMatrix(weights)
+    matrix = make(weights)
     x = np.random.default_rng(7).normal(size=(tokens, inputs)).astype(np.float32)
     result = np.array(matrix(x))
     assert result.shape == (tokens, sum(outputs))
@@ -82,17 +97,69 @@ def test_products_of_layers_with_the_same_input(
         assert np.array_equal(result[token], alone[0]), "it depends on the tokens beside it"
 
 
+@pytest.mark.parametrize("make", MATRICES)
+@given(st.integers(0, 99), st.integers(-70, 90), st.integers(0, 20))
+@settings(deadline=None)
+def test_products_of_numbers_of_very_different_sizes(
+    make: Callable[[list[Quantized]], CompiledMatrix], seed: int, exponent: int, spread: int
+) -> None:
+    """Groups of zeros, of tiny numbers, and of some that are far larger than the others."""
+    rng, weight = np.random.default_rng(seed), _quantized((4, 32), 33, 128, seed=seed)
+    x = rng.normal(size=(5, 128)) * 2.0 ** (rng.integers(-spread, spread + 1, (5, 128)) + exponent)
+    x[rng.random(size=x.shape) < 0.2] = 0
+    x[1, 32:64] = 0
+    x = x.astype(np.float32)
+    _assert_products(np.array(make([weight])(x)), x, _exact(weight))
+
+
+@pytest.mark.parametrize("make", MATRICES)
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_a_number_that_is_not_finite_spoils_its_own_token(
+    make: Callable[[list[Quantized]], CompiledMatrix], number: float
+) -> None:
+    weight = _quantized((4, 64), 70, 192)
+    matrix, x = make([weight]), np.ones((9, 192), np.float32)
+    expected = np.array(matrix(x))
+    x[4, 100] = number
+    result = np.array(matrix(x))
+    assert not np.isfinite(result[4]).any()
+    others = [token for token in range(9) if token != 4]
+    assert np.array_equal(result[others], expected[others])
+
+
+@pytest.mark.skipif(not dot.compiled(), reason="needs a CPU that multiplies bytes")
+@pytest.mark.parametrize(("bits", "group"), [(4, 32), (8, 128)])
+def test_registers_of_half_the_size_give_the_same_products(
+    bits: int, group: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CPUs without AVX-512 have these."""
+    weight = _quantized((bits, group), 3, 41, 2 * group)
+    one = weight._replace(weight=weight.weight[1], scales=weight.scales[1], biases=weight.biases[1])
+    x = np.random.default_rng(3).normal(size=(7, 2 * group)).astype(np.float32)
+    groups = np.array([[1, 0, 7]])
+    expected = np.array(DotMatrix([one])(x)), np.array(DotExperts(weight)(x, groups))
+    kernel = dot.compile_for(dot.Registers(lanes=8, tokens=2))
+    assert kernel is not None
+    monkeypatch.setattr(dot, "compiled", lambda: kernel)
+    assert np.array_equal(expected[0], np.array(DotMatrix([one])(x)))
+    assert np.array_equal(expected[1], np.array(DotExperts(weight)(x, groups)))
+
+
+@pytest.mark.parametrize("make", EXPERTS)
 @given(FORMS, st.lists(st.integers(0, 4), max_size=60), st.sampled_from([1, 31, 100]))
 @settings(deadline=None)
 def test_each_token_gets_its_own_experts_product(
-    form: tuple[int, int], chosen: list[int], outputs: int
+    make: Callable[[Quantized], CompiledExperts],
+    form: tuple[int, int],
+    chosen: list[int],
+    outputs: int,
 ) -> None:
     weight = _quantized(form, 5, outputs, 3 * form[1])
     own = np.array(chosen, np.uint32)
     x = np.random.default_rng(1).normal(size=(len(own), 3 * form[1])).astype(np.float32)
     order, groups = routes_of(own)
     result = np.empty((len(own), outputs), np.float32)
-    result[order] = QuantizedExperts(weight)(x[order], groups)
+    result[order] = make(weight)(x[order], groups)
     exact = _exact(weight)
     for token, expert in enumerate(chosen):
         _assert_products(result[token : token + 1], x[token : token + 1], exact[expert])

@@ -26,7 +26,7 @@ class CompiledModule:
     """The functions of one source.
 
     Args:
-        target: LLVM's target machine.
+        target: LLVM's target machine, which is freed with this module.
         code: an object file for it.
     """
 
@@ -66,21 +66,26 @@ class HostCompiler:
         self.features: Mapping[str, bool] = host
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
-        cpu = {"cpu": llvm.get_host_cpu_name(), "features": host.flatten(), "opt": 3}
-        self._target = llvm.Target.from_default_triple().create_target_machine(**cpu)
+        self._cpu = {"cpu": llvm.get_host_cpu_name(), "features": host.flatten(), "opt": 3}
         version = f"{llvmlite.__version__} {llvm.llvm_version_info}"
-        self._name = f"{version} {self._target.triple} {cpu}"
+        self._name = f"{version} {llvm.get_default_triple()} {self._cpu}"
 
     def compile(self, source: str) -> CompiledModule:
         """The functions of ``source``; the code is kept for later processes."""
-        return CompiledModule(self._target, cached(self._emit, source, self._name))
+        return CompiledModule(self._target(), cached(self._emit, source, self._name))
+
+    def _target(self) -> Any:
+        """A target machine for this CPU."""
+        import llvmlite.binding as llvm
+
+        return llvm.Target.from_default_triple().create_target_machine(**self._cpu)
 
     def _emit(self, source: str) -> bytes:
         import llvmlite.binding as llvm
 
         module = llvm.parse_assembly(source)
         module.verify()
-        code: bytes = self._target.emit_object(module)
+        code: bytes = self._target().emit_object(module)
         return code
 
 

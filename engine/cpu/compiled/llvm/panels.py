@@ -41,7 +41,23 @@ def panels(kind: str, registers: Registers) -> str:
 
 def groups(kind: str, registers: Registers) -> str:
     """The function that takes panels of groups until none is left; see ``llvm.kernel.Kernel``."""
-    begin = """
+    begin = f"""{find_group()}
+  %gx = mul i64 %first_token, %inputs
+  %xg = getelementptr float, ptr %x, i64 %gx
+  %gy = mul i64 %first_token, %stride
+  %yg = getelementptr float, ptr %y, i64 %gy
+"""
+    arguments = "ptr %w, ptr %x, ptr %y, ptr %groups, i64 %panels, i64 %inputs, i64 %stride"
+    body = begin + _panel(kind, registers, "%index", "%xg", "%yg", "%panel")
+    return _shared(f"{kind}_groups", kind, arguments, body, registers)
+
+
+def find_group() -> str:
+    """Finds the ``%tokens`` of a part's group, the first of them, and the part's ``%panel``.
+
+    ``%index`` is the panel's number among those of all matrices.
+    """
+    return """
   %group = udiv i64 %part, %panels
   %panel = urem i64 %part, %panels
   %go = mul i64 %group, 3
@@ -49,18 +65,10 @@ def groups(kind: str, registers: Registers) -> str:
   %g1 = getelementptr i64, ptr %g0, i64 1
   %g2 = getelementptr i64, ptr %g0, i64 2
   %matrix = load i64, ptr %g0, align 8
-  %token = load i64, ptr %g1, align 8
+  %first_token = load i64, ptr %g1, align 8
   %tokens = load i64, ptr %g2, align 8
   %mo = mul i64 %matrix, %panels
-  %index = add i64 %mo, %panel
-  %gx = mul i64 %token, %inputs
-  %xg = getelementptr float, ptr %x, i64 %gx
-  %gy = mul i64 %token, %stride
-  %yg = getelementptr float, ptr %y, i64 %gy
-"""
-    arguments = "ptr %w, ptr %x, ptr %y, ptr %groups, i64 %panels, i64 %inputs, i64 %stride"
-    body = begin + _panel(kind, registers, "%index", "%xg", "%yg", "%panel")
-    return _shared(f"{kind}_groups", kind, arguments, body, registers)
+  %index = add i64 %mo, %panel"""
 
 
 def _shared(name: str, kind: str, arguments: str, body: str, registers: Registers) -> str:

@@ -1,0 +1,185 @@
+"""Tiles in LLVM's language: one panel of codes, multiplied by the digits of some tokens.
+
+See ``llvm.dot``, which has the layouts of both.
+"""
+
+from __future__ import annotations
+
+from chairlift.engine.cpu.compiled.llvm.attention import WIDE
+from chairlift.engine.cpu.compiled.llvm.digits import DIGITS, HEAD_BYTES, all_of
+
+# Inputs that one instruction multiplies for each output, and quads of them in a register of codes.
+QUAD, QUADS = 4, {"nibble": 2, "byte": 1}
+
+
+def dot_name(lanes: int) -> str:
+    """The instruction for registers of so many numbers of 32 bits."""
+    return f"llvm.x86.avx512.vpdpbusd.{32 * lanes}"
+
+
+def dot_tile(kind: str, lanes: int, tokens: int) -> str:
+    """A function that multiplies some tokens by one panel.
+
+    Its arguments are the addresses of the panel, of the first token's records and of its results;
+    the groups of inputs, the bytes of a record of the panel, the units of a group (see ``QUADS``),
+    the inputs of a group, the bytes of a token's records, and the stride of the results.
+    """
+    floats, integers = f"<{lanes} x float>", f"<{lanes} x i32>"
+    results = [(token, wide) for token in range(tokens) for wide in range(WIDE)]
+    last = QUADS[kind] - 1
+    lines = [
+        f"define internal void @dot_{kind}_{tokens}(ptr %w, ptr %x, ptr %y, i64 %groups, "
+        "i64 %record, i64 %units, i64 %group, i64 %token, i64 %stride) {",
+        "entry:",
+        f"%digits = mul i64 %group, {DIGITS}",
+        f"%step = add i64 %digits, {HEAD_BYTES}",
+    ]
+    for token in range(tokens):
+        lines += [
+            f"%xo{token} = mul i64 %token, {token}",
+            f"%x{token} = getelementptr i8, ptr %x, i64 %xo{token}",
+            f"%yo{token} = mul i64 %stride, {token}",
+            f"%y{token} = getelementptr float, ptr %y, i64 %yo{token}",
+        ]
+    lines += [
+        "br label %groups_loop",
+        "groups_loop:",
+        "%g = phi i64 [0, %entry], [%g_next, %group_end]",
+        "%at = phi ptr [%w, %entry], [%at_next, %group_end]",
+        "%xg = phi i64 [0, %entry], [%xg_next, %group_end]",
+    ]
+    for token, wide in results:
+        name = f"{token}_{wide}"
+        lines.append(f"%s{name} = phi {floats} [zeroinitializer, %entry], [%n{name}, %group_end]")
+    lines += [
+        f"%codes = getelementptr i8, ptr %at, i64 {WIDE * lanes * 8}",
+        *_units(kind, lanes, tokens),
+        "group_end:",
+    ]
+    for wide in range(WIDE):
+        lines += [
+            f"%sp{wide} = getelementptr {floats}, ptr %at, i64 {wide}",
+            f"%scale{wide} = load {floats}, ptr %sp{wide}, align 4",
+            f"%bp{wide} = getelementptr {floats}, ptr %at, i64 {WIDE + wide}",
+            f"%bias{wide} = load {floats}, ptr %bp{wide}, align 4",
+        ]
+    for token in range(tokens):
+        lines += [
+            *_broadcast(f"factor{token}", lanes, "float", f"%xp{token}"),
+            f"%tp{token} = getelementptr float, ptr %xp{token}, i64 1",
+            *_broadcast(f"total{token}", lanes, "float", f"%tp{token}"),
+        ]
+    shift, upper = all_of(lanes, 8), all_of(lanes, 65536.0)
+    for token, wide in results:
+        name = f"{token}_{wide}"
+        lines += [
+            f"%m{name} = shl {integers} %r{token}_1_{wide}_{last}, {shift}",
+            f"%l{name} = add {integers} %m{name}, %r{token}_2_{wide}_{last}",
+            f"%lf{name} = sitofp {integers} %l{name} to {floats}",
+            f"%hf{name} = sitofp {integers} %r{token}_0_{wide}_{last} to {floats}",
+            f"%q{name} = {_fma(lanes, f'%hf{name}', upper, f'%lf{name}')}",
+            f"%p{name} = fmul {floats} %q{name}, %factor{token}",
+            f"%b{name} = {_fma(lanes, f'%p{name}', f'%scale{wide}', f'%s{name}')}",
+            f"%n{name} = {_fma(lanes, f'%total{token}', f'%bias{wide}', f'%b{name}')}",
+        ]
+    lines += [
+        "%g_next = add i64 %g, 1",
+        "%at_next = getelementptr i8, ptr %at, i64 %record",
+        "%xg_next = add i64 %xg, %step",
+        "%g_more = icmp ult i64 %g_next, %groups",
+        "br i1 %g_more, label %groups_loop, label %end",
+        "end:",
+    ]
+    for token, wide in results:
+        name = f"{token}_{wide}"
+        lines += [
+            f"%yp{name} = getelementptr {floats}, ptr %y{token}, i64 {wide}",
+            f"store {floats} %n{name}, ptr %yp{name}, align 4",
+        ]
+    return "\n".join([*lines, "ret void", "}"])
+
+
+def _units(kind: str, lanes: int, tokens: int) -> list[str]:
+    """The loop over a group's units, which each register of codes has for some outputs.
+
+    It adds to the sums ``%r``, named by token, digit, register and quad of the unit.
+    """
+    integers, quads = f"<{lanes} x i32>", QUADS[kind]
+    sums = [(t, digit, w) for t in range(tokens) for digit in range(DIGITS) for w in range(WIDE)]
+    lines = []
+    for token in range(tokens):
+        lines += [
+            f"%xp{token} = getelementptr i8, ptr %x{token}, i64 %xg",
+            f"%d{token}_0 = getelementptr i8, ptr %xp{token}, i64 {HEAD_BYTES}",
+        ]
+        lines += [
+            f"%d{token}_{digit} = getelementptr i8, ptr %d{token}_{digit - 1}, i64 %group"
+            for digit in range(1, DIGITS)
+        ]
+    lines += ["br label %loop", "loop:", "%u = phi i64 [0, %groups_loop], [%u_next, %loop]"]
+    for token, digit, wide in sums:
+        name = f"{token}_{digit}_{wide}"
+        lines.append(
+            f"%a{name} = phi {integers} [zeroinitializer, %groups_loop], "
+            f"[%r{name}_{quads - 1}, %loop]"
+        )
+    lines += [f"%co = mul i64 %u, {WIDE * lanes * QUAD}", f"%xu = mul i64 %u, {QUAD * quads}"]
+    for wide in range(WIDE):
+        lines += [
+            f"%cu{wide} = getelementptr i8, ptr %codes, i64 %co",
+            f"%cp{wide} = getelementptr {integers}, ptr %cu{wide}, i64 {wide}",
+            f"%c{wide} = load {integers}, ptr %cp{wide}, align 1",
+            *_apart(kind, lanes, wide),
+        ]
+    for quad in range(quads):
+        for token, digit in ((t, d) for t in range(tokens) for d in range(DIGITS)):
+            name = f"{token}_{digit}_{quad}"
+            lines += [
+                f"%du{name} = getelementptr i8, ptr %d{token}_{digit}, i64 %xu",
+                f"%dq{name} = getelementptr i8, ptr %du{name}, i64 {QUAD * quad}",
+                *_broadcast(f"v{name}", lanes, "i32", f"%dq{name}"),
+            ]
+            for wide in range(WIDE):
+                one = f"{token}_{digit}_{wide}"
+                before = f"%r{one}_{quad - 1}" if quad else f"%a{one}"
+                lines.append(
+                    f"%r{one}_{quad} = call {integers} @{dot_name(lanes)}({integers} {before}, "
+                    f"{integers} %code{wide}_{quad}, {integers} %v{name})"
+                )
+    return [
+        *lines,
+        "%u_next = add i64 %u, 1",
+        "%u_more = icmp ult i64 %u_next, %units",
+        "br i1 %u_more, label %loop, label %group_end",
+    ]
+
+
+def _apart(kind: str, lanes: int, wide: int) -> list[str]:
+    """Computes the codes ``%code`` of each quad, in a byte each, from a register ``%c``."""
+    integers, octets = f"<{lanes} x i32>", f"<{4 * lanes} x i8>"
+    if kind == "byte":
+        return [f"%code{wide}_0 = bitcast {integers} %c{wide} to {integers}"]
+    low, up = (", ".join([f"i8 {number}"] * (4 * lanes)) for number in (15, 4))
+    return [
+        f"%o{wide} = bitcast {integers} %c{wide} to {octets}",
+        f"%o{wide}_0 = and {octets} %o{wide}, <{low}>",
+        f"%o{wide}_1 = lshr {octets} %o{wide}, <{up}>",
+        f"%code{wide}_0 = bitcast {octets} %o{wide}_0 to {integers}",
+        f"%code{wide}_1 = bitcast {octets} %o{wide}_1 to {integers}",
+    ]
+
+
+def _broadcast(name: str, lanes: int, element: str, address: str) -> list[str]:
+    """Loads a number of 32 bits into all lanes of a register ``%name``."""
+    vector = f"<{lanes} x {element}>"
+    return [
+        f"%{name}.one = load {element}, ptr {address}, align 4",
+        f"%{name}.0 = insertelement {vector} poison, {element} %{name}.one, i32 0",
+        f"%{name} = shufflevector {vector} %{name}.0, {vector} poison, "
+        f"<{lanes} x i32> zeroinitializer",
+    ]
+
+
+def _fma(lanes: int, a: str, b: str, c: str) -> str:
+    floats = f"<{lanes} x float>"
+    return f"call {floats} @llvm.fma.v{lanes}f32({floats} {a}, {floats} {b}, {floats} {c})"
