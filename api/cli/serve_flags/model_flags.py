@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--text-only",
         action="store_true",
-        help="serve a model that sees without its part for images",
+        help="serve only the text part of a vision model",
     )
     add(
         "--generation-config",
