@@ -37,7 +37,7 @@ class NotAllowed(RequestError):
 
 
 class UnsupportedEncoding(RequestError):
-    """The body is compressed in a way that this server does not know."""
+    """The body is compressed in a way that this server does not support."""
 
 
 class UnknownResponse(RequestError):

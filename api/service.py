@@ -126,7 +126,7 @@ class Service:
         return {entry.name: entry.state for entry in self.models.entries}
 
     @property
-    def models_that_see(self) -> set[str]:
+    def vision_models(self) -> set[str]:
         """The names of the models that take images, as far as they were loaded once."""
         entries = self.models.entries
         return {entry.name for entry in entries if entry.last and entry.last.vision is not None}

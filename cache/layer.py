@@ -1,4 +1,4 @@
-"""One attention layer's keys and values, behind mlx-lm's cache protocol."""
+"""One attention layer's keys and values; implements mlx-lm's cache protocol."""
 
 from __future__ import annotations
 
@@ -147,8 +147,8 @@ class LayerCache:
         """As ``update_and_fetch``, but the caller writes the tokens, at once and without padding.
 
         For steps that evaluate as they go, where MLX computes on the CPU. A row with full attention
-        writes only behind its tokens, where no snapshot that shares the buffers looks, unless it
-        was rewound: then MLX writes, which copies shared buffers.
+        writes only after its tokens, in columns that no snapshot sharing the buffers reads, unless
+        it was rewound: then MLX writes, which copies shared buffers.
 
         Args:
             counts: the new tokens of each row.
@@ -223,11 +223,11 @@ class LayerCache:
         return [array for copy in copies for array in copy.arrays]
 
     def rewind(self) -> None:
-        """Notes that rows will write columns that they have written before."""
+        """Notes that rows will overwrite columns, which snapshots may share."""
         self._rewound = True
 
     def begin_transaction(self) -> None:
-        """Begins tokens of which rows may take some back, by ``settle``."""
+        """Begins a transaction: ``settle`` may take some of its tokens back."""
         self._lent = False
 
     def settle(self) -> None:

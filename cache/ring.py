@@ -199,7 +199,7 @@ class Ring:
     def kept(self, columns: int) -> list[list[Span]]:
         """The columns of each row that buffers of ``columns`` keep, in their new order.
 
-        Windows that keep their size stay as they are: moving each wrapped row would take long.
+        Windows that keep their size stay as they are: moving each wrapped row would take too long.
         """
         if columns == self.columns and self.window is not None:
             return [[Span(0, columns)] for _ in self.lengths]
@@ -220,7 +220,7 @@ class Ring:
         return (self.cursors[row] - 1 - column) % self.columns < self.lengths[row]
 
     def stale(self, row: int) -> list[Span]:
-        """The columns of the sequence before that a row's next user has to overwrite."""
+        """The columns of a row's former sequence that its next one has to overwrite."""
         if row not in self.left:
             return []
         if (column := self.left[row]) is None:

@@ -24,8 +24,8 @@ class StateLayer(_ArraysCache):
 
     Implements the protocol of mlx-lm's ``ArraysCache``, and what mlx-vlm's adds to it: the model
     reads a slot (None before its first write) and rewrites it each step. Padding would corrupt the
-    state, so ``make_mask`` and ``left_padding`` are None, and mostly ``lengths``, too: it is the
-    number of each row's tokens in a call with padding behind them, for models that regard it.
+    state, so ``make_mask`` and ``left_padding`` are None. ``lengths``, the number of each
+    row's tokens, is None, too, except in a call with padding after them, for models that read it.
     """
 
     lengths: mx.array | None = None

@@ -49,7 +49,7 @@ class EngineConfig:
             step of its priority above 0, and earlier for each below.
         prefill_slack: a prompt is overtaken by others that come within this many times the time
             that it takes alone; 0: first come, first served.
-        text_only: a model that sees is served without images.
+        text_only: a vision model is served without images.
         trust_remote_code: a model may run Python code from its own folder.
         prefix_cache_bytes: memory for prefixes of earlier prompts; 0 turns the prefix cache off.
         prefix_cache_dir: keeps prefixes in this directory as well.

@@ -12,9 +12,9 @@ from chairlift.scheduler.siblings import MIN_SHARED
 
 # A step computes at least this many tokens of its first prompt, however long that takes.
 MIN_CHUNK = 32
-# A prompt beside running rows should take at most so many steps. Their time is increased for it, to
-# at most so many times the limit. Otherwise a long prompt would take hundreds of steps, and each
-# reads the rows' KV.
+# A prompt beside running rows should take at most LONG_PROMPT_STEPS steps. For that, a step may
+# take up to LONG_PROMPT_STRETCH times its time limit. Otherwise a long prompt would take hundreds
+# of steps, each of which reads the KV of all rows.
 LONG_PROMPT_STEPS, LONG_PROMPT_STRETCH = 50, 2.0
 
 
@@ -38,7 +38,7 @@ class Chunks:
             self._rows_only.learn(work, seconds)
 
     def prefill_seconds(self, sequence: Sequence, begun: int) -> float:
-        """The predicted seconds of a prompt behind its ``begun`` tokens; 0 before any step."""
+        """The predicted seconds of a prompt after its first ``begun`` tokens; 0 before any step."""
         left = sequence.num_tokens - begun
         return self.cost.seconds(Work().with_chunk(begun, left, sequence.scored))
 
@@ -54,12 +54,12 @@ class Chunks:
         limit, stretch = self._limits.step_seconds, self._limits.max_step_stretch
         if not stretch or limit == math.inf:
             return limit
-        # Before the first step without prompts, nothing tells the rows' time from what any prompt
-        # adds to it.
+        # Before the first step without prompts, the time of the rows cannot be separated from the
+        # time that any prompt adds.
         with_any = self.cost.seconds(rows.with_chunk(0, 1))
         alone = self._rows_only.seconds(rows) or with_any
-        # Where any prompt makes a step much longer, its tokens get as much time again. Otherwise
-        # hardly any would fit, and each of many steps would take as long.
+        # If even one prompt token makes a step much longer (``first``), prompts get twice that
+        # time. Otherwise few tokens would fit, and each of many steps would pay for that one.
         first = max(0.0, with_any - alone)
         begun = prompt.cached or 0
         whole = (

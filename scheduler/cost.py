@@ -11,7 +11,7 @@ from typing import NamedTuple
 # when it changes. A kind has a magnitude, too, because a fit through steps of few rows alone would
 # say nothing about many rows.
 REMEMBERED = 24
-# Steps after which one is forgotten in any case.
+# A step is forgotten after this many later ones in any case.
 MAX_AGE = 1 << 14
 
 
@@ -73,7 +73,7 @@ class Work(NamedTuple):
 
 
 _SIZE = len(Work().scaled)
-# The clock may not have moved between two steps.
+# The least time of a step: the clock may not have advanced between two steps.
 MIN_SECONDS = 1e-6
 # Rounding errors stay below this in the sum of a number that no remembered step has.
 UNSEEN = 1e-6

@@ -21,18 +21,18 @@ from chairlift.scheduler.cost import Work
 from chairlift.scheduler.sequence import Sequence
 from chairlift.scheduler.step_times import KNOWN, Point, StepTimes
 
-# A step must be expected to be better by this much: predictions have errors.
+# A step with drafts must be expected to be better by this factor: predictions have errors.
 MIN_GAIN = 1.03
-# The first steps with drafts have so many of them for each row, in turn, whatever they cost; but at
-# most so many in total, or one for each row.
+# The first FIRST_STEPS steps with drafts try FIRST_TOKENS draft tokens for each row, one of these
+# numbers after the other, whatever they cost; but at most MAX_FIRST in total, or one for each row.
 FIRST_TOKENS, FIRST_STEPS, MAX_FIRST = (0.25, 1.0, 4.0), 3 * KNOWN, 64
-# Steps from one trial of another size to the next. They become twice as many with each trial, and
-# few again when the size that was tried is chosen afterwards.
+# Steps from one trial of another size to the next. Their number doubles with each trial, and is the
+# minimum again when the size that was tried is chosen afterwards.
 MIN_PERIOD, MAX_PERIOD = 8, 1 << 13
 # Steps for which a measured time is trusted, longer if trials are rarer: the machine may have been
-# busy with something else.
+# busy with something else when it was measured.
 TRUSTED = 256
-# After so many steps, some are computed without drafts, to measure these again.
+# After this many steps, some are computed without drafts, to measure such steps again.
 PLAIN_TRUSTED = 1024
 # Fills short drafts where all must have one length. It is no token, so it is never right; the model
 # reads any token in its place.
@@ -80,7 +80,7 @@ class DraftChooser:
             self._last_plain[step_size(work.rows)] = self._steps
 
     def count_step(self, rows: int, drafts: Mapping[Sequence, Seq[int]]) -> None:
-        """Counts a planned step of so many rows with these drafts."""
+        """Counts a planned step of ``rows`` rows with these drafts."""
         self._steps += 1
         if drafts:
             self._last[step_size(rows + sum(map(len, drafts.values())))] = self._steps
@@ -147,7 +147,7 @@ class DraftChooser:
         return best
 
     def _try(self, size: int) -> None:
-        """Begins, or goes on, to measure a size."""
+        """Begins to measure a size, or continues to."""
         self._tried_at = self._steps
         if size != self._tried:
             self._tried = size
@@ -171,7 +171,7 @@ class _Curve:
         self._seconds = [*accumulate((point.seconds for point in points), max)]
 
     def seconds(self, tokens: int) -> float:
-        """The seconds of a step of so many tokens, not fewer than those of the first point."""
+        """The seconds of a step of ``tokens`` tokens, at least as many as the first point has."""
         after = bisect_left(self._tokens, tokens)
         if after == 0:
             return self._seconds[0]

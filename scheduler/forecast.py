@@ -34,11 +34,11 @@ class Rates:
         self._mixed = _Average()
 
     def learn(self, prompt: int, output: int, seconds: float) -> None:
-        """Learns from a step of ``seconds`` with so many prompt and output tokens."""
+        """Learns from a step of ``seconds`` with these numbers of prompt and output tokens."""
         (self._mixed if prompt else self._decode_only).add(prompt, output, seconds)
 
     def seconds(self, prompt: float, output: float) -> float:
-        """The predicted seconds for so many tokens; 0 before the first step was learned."""
+        """The predicted seconds of these numbers of tokens; 0 before any step was learned."""
         decode_only, mixed = self._decode_only, self._mixed
         bounds = []
         if decode_only.output:

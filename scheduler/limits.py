@@ -16,8 +16,8 @@ PRIORITY_AGEING = 10.0
 # Requests due up to this many seconds later may pass one that waits for several free rows. A larger
 # value keeps more rows busy and makes that request wait longer.
 BYPASS = 2.0
-# Prompts that arrive within this many times a prompt's own time may overtake it. While these others
-# leave it a fourth of the time, it is done before its turn has come, and nobody waits for it.
+# Prompts that arrive within this many times a prompt's own time may overtake it. If these others
+# leave it a fourth of the time, it is done before its turn comes, and delays no other prompt.
 PREFILL_SLACK = 4.0
 
 

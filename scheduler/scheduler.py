@@ -58,8 +58,8 @@ class Scheduler:
 
     Two kinds of sequences are passed by others. A sequence that finds too few free rows for its
     choices is passed by those whose turn is at most ``Limits.bypass`` seconds later. A sequence
-    that waits for a sibling (a prompt that begins alike and is being computed) is passed by any
-    other.
+    that waits for a sibling (a prompt with the same beginning that is being computed) is passed by
+    any other.
 
     A step is ``plan()``, then ``commit(plan)`` once it has been launched. ``read()`` and
     ``finish()`` report the results, which may come one step later.
@@ -69,7 +69,7 @@ class Scheduler:
             all but the last, whose logits are needed. None: there is no prefix cache.
         fetching: returns whether background work still loads a sequence's prefix, state or
             grammar. Each plan asks it about the sequences that are new or blocked. A blocked
-            sequence keeps its place in the queue, and those behind it go first.
+            sequence keeps its place in the queue, and those after it go first.
         swapped: returns how many first tokens the swapped-out state of a preempted sequence
             covers, at most all but the last; 0: they have to be computed again. While the state is
             on disk (see ``Queue.block``), the sequence counts as ``fetching`` as well.
@@ -330,8 +330,8 @@ def _first_to_yield(sequences: list[Sequence]) -> Sequence:
     """Picks the preemption victim: lowest class, latest due, never the globally first.
 
     The first always fits alone (``Limits.max_context``), so one sequence always advances, and each
-    becomes the first at some point. It may not fit next to the buffers that others leave behind:
-    then it yields too, and is the first to begin in the next step, when these buffers are gone.
+    becomes the first at some point. It may not fit beside the buffers of sequences that have just
+    yielded: then it yields too, and begins first in the next step, when these buffers are freed.
     """
     first = min(sequences, key=lambda s: s.rank)
     others = [s for s in sequences if s is not first]

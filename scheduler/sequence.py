@@ -182,7 +182,7 @@ class Sequence:
         ]
 
     def begin(self, cached: int, prompt_bytes: int) -> None:
-        """Begins the prompt behind its ``cached`` tokens, with ``prompt_bytes`` reserved."""
+        """Begins the prompt after its ``cached`` tokens, with ``prompt_bytes`` reserved."""
         self.computed = cached
         self.prompt_bytes = prompt_bytes
         if self.cached is None:

@@ -1,4 +1,4 @@
-"""Prompts that begin alike: the later one waits until the earlier one has computed their prefix.
+"""Prompts with a common prefix: the later one waits until the earlier one has computed it.
 
 It then takes the prefix from the prefix cache, so that no prefix is computed twice.
 """

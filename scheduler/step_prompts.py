@@ -1,4 +1,4 @@
-"""Chooses the prompts of one step: which of them begin, which go on, and with how many tokens."""
+"""Chooses the prompts of one step: which begin, which continue, and with how many tokens."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class StepPrompts:
         return self._memory.capacities(sequence, least) is not None
 
     def _begin(self, sequence: Sequence, cached: int) -> bool:
-        """Begins a prompt behind its cached tokens; False if it does not fit."""
+        """Begins a prompt after its cached tokens; False if it does not fit."""
         tokens = self._sizes.size(sequence, cached, self.work, self._seconds)
         if not tokens:
             return False

@@ -1,9 +1,9 @@
 """Measures how long steps without prompts take, by the number of their tokens.
 
-A device computes some tokens as fast as a few more, then a further one takes a while: its kernels
-have tiles, and the host needs its time for each step. So the times are not fitted to a line. But
-they grow with the context of the rows, which grows from step to step: times that were measured with
-different contexts are compared as if all had the last one.
+The time grows in jumps: a device computes a few more tokens in the same time until they need one
+more tile of its kernels, and the host takes its time for each step. So times are not fitted to a
+line. But they grow with the context of the rows, which grows from step to step: times that were
+measured with different contexts are compared as if all had the last one.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import NamedTuple
 from chairlift.cache.pages.page import step_size
 from chairlift.scheduler.cost import Work
 
-# Steps remembered of each size. Their median counts once there are so many, because a machine is
-# sometimes busy with something else.
+# Steps remembered of each size. Their median counts once there are KNOWN of them, because a machine
+# is sometimes busy with something else.
 REMEMBERED, KNOWN = 8, 3
 # For the cost of context: the weight of a new step in the means, that of all earlier ones in the
 # sums, and the share of the context by which steps differ enough to show its cost.
@@ -73,7 +73,7 @@ class StepTimes:
         return self._drafted.steps
 
     def plain(self, rows: int) -> float | None:
-        """The seconds of a step of so many rows without drafts; None if too few were measured."""
+        """The seconds of a step of ``rows`` rows without drafts; None if too few were measured."""
         # There may be few steps without drafts, and then their contexts hardly differ.
         point = self._plain.points(self._drafted.slope()).get(step_size(rows))
         return None if point is None else point.seconds

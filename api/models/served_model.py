@@ -69,7 +69,7 @@ class ServedModel:
 
     @property
     def input_modalities(self) -> list[str]:
-        """The types of content that messages may have: text, and images if the model sees."""
+        """The types of content that messages may have: text, and images for a vision model."""
         return ["text"] if self.vision is None else ["text", "image"]
 
     def submit(self, request: Submit) -> TokenStream:

@@ -58,7 +58,7 @@ class ServerStatus(Protocol):
         ...
 
     @property
-    def models_that_see(self) -> Container[str]:
+    def vision_models(self) -> Container[str]:
         """The names of the models that take images, as far as they were loaded once."""
         ...
 
@@ -157,7 +157,7 @@ class Watcher:
         history = self._live.history
         samples, self._samples_sent = history.since(self._samples_sent)
         minute, stats = history.last_minute(now), history.latest
-        models, sees = server.loaded_models, server.models_that_see
+        models, vision = server.loaded_models, server.vision_models
         reason = server.unhealthy
         return LiveState(
             now.at,
@@ -165,7 +165,10 @@ class Watcher:
             "ok" if reason is None else "unavailable",
             reason,
             _facts(models),
-            [ModelState(name, state, name in sees) for name, state in server.model_states.items()],
+            [
+                ModelState(name, state, name in vision)
+                for name, state in server.model_states.items()
+            ],
             stats.running,
             stats.waiting,
             self._live.riders,

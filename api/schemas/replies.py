@@ -214,7 +214,7 @@ class ModelCard(Struct):
     """``root`` is the model's own name, like a hub id; clients find its tokenizer by it.
 
     ``default_sampling_params`` is the sampling of requests that give no value of their own.
-    ``input_modalities`` is what messages may consist of: "text", and "image" if the model sees
+    ``input_modalities`` is what messages may consist of: "text", and "image" for a vision model
     images. These and ``max_model_len`` are null until the model was loaded once. ``reason`` is why
     a failed model cannot be served. Of a LoRA adapter, ``root`` is the folder of its files and
     ``parent`` the model that it changes.

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from chairlift.api.admission.priority import HEADER
+from chairlift.api.openai.completions import DEFAULT_MAX_TOKENS
 from chairlift.api.schemas.sampling_defaults import MODEL_DEFAULT
 from chairlift.api.server.route import Route
 from chairlift.api.server.routes import ROUTES
@@ -26,7 +27,8 @@ The server also has `GET /metrics` ([metrics](metrics.md)), `GET /openapi.json`,
 page at `/`. `HEAD` works wherever `GET` does. Paths below `/v1` also work without `/v1`. The
 header `{HEADER}` sets a request's priority if its body does not. Where the default is the model's,
 it is in `default_sampling_params` of `GET /v1/models`
-([default sampling](../guides/chat.md#default-sampling)).
+([default sampling](../guides/chat.md#default-sampling)). Without a limit of its tokens, a reply may
+fill the context; only on `/v1/completions` it has at most {DEFAULT_MAX_TOKENS} tokens, as OpenAI's.
 
 [Request fields](fields.md) also lists the fields of other servers, and whether Chairlift applies,
 ignores or refuses each. The [guides](../guides/apis.md) have examples.

@@ -1,6 +1,6 @@
 """Work that requests wait for: disk reads, swapped states, grammars, the encoding of images.
 
-The core asks every ``Background`` the same questions and knows nothing of threads.
+The core uses all of this work through one protocol, ``Background``, and does not see its threads.
 """
 
 from __future__ import annotations

@@ -65,7 +65,9 @@ def check_uncut(request: Submit, images: PromptImages | None, limits: Limits) ->
     is_prompt = images.uncut == (range(len(request.prompt)),)
     if request.prompt_logprobs is not None:
         if is_prompt:
-            raise RequestError("prompt_logprobs: in this model, a token sees those behind it")
+            raise RequestError(
+                "prompt_logprobs: this model attends to the whole prompt in both directions"
+            )
         most = min(most, limits.max_scored)
     if (longest := max(map(len, images.uncut))) > most:
         whole = "the prompt" if is_prompt else "an image"

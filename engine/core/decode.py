@@ -50,8 +50,8 @@ class DecodeBatch:
         self.rows: list[Sequence] = []
         self.bands = tuple(bands)
         self.joining: dict[Sequence, Snapshot] = {}
-        # Over pages, steps have few different sizes, and so has their sampling; and their numbers
-        # are uploaded in another way.
+        # Over pages, steps and their sampling have few different sizes, and their numbers are
+        # uploaded in another way.
         size = step_size if self.queued else int
         self._sampler = Sampler(vocabulary, agree, size, _upload_of(bands))
         self._sampler_row = sampler_row

@@ -26,8 +26,8 @@ class PrefillBatch:
         prefixes: provides cached prefixes, and gets the computed ones.
         swap: provides the states of preempted sequences.
         limits: determine the size of each cache.
-        adapters: know the slot of each sequence's adapter.
-        images: know the images of each sequence's prompt.
+        adapters: give the slot of each sequence's adapter.
+        images: give the images of each sequence's prompt.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class PrefillBatch:
     def chunks(self, plan: Plan, states: Mapping[Sequence, Snapshot | None]) -> list[Chunk]:
         """Returns a plan's chunks; ``states`` are those of ``begin``.
 
-        NOTE: call it once the rows that leave have done so. Until then, their memory is in use.
+        NOTE: call it after the leaving rows have left. Until then, their memory is in use.
         """
         for sequence, state in states.items():
             self._caches[sequence] = self._cache(sequence, plan.cached[sequence], state)

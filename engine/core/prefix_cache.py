@@ -193,7 +193,7 @@ class PrefixCache:
         if self._prompts_only:
             count = min(count, sequence.prompt_tokens)
         tokens = sequence.ids[:count]
-        # With windows, the tree may know tokens whose state at this position it does not have.
+        # With windows, the tree may contain tokens without the state at this position.
         known = 0
         if not self._has_windows:
             known = self._tree.match(tokens, salt=sequence.cache_salt).known

@@ -41,7 +41,7 @@ class PreparedModel:
         eager: the model computes while its graph is built; see ``engine.cpu.kernels``.
         adapters: the loaded LoRA adapters.
         agree: see ``parallel.ranks.Ranks.agree``.
-        vision: the model, if it sees.
+        vision: the model, if it is a vision model.
     """
 
     forward: Forward

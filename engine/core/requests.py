@@ -42,7 +42,7 @@ class ActiveRequest:
     def cut_at_end(
         self, sequence: Sequence, tokens: list[int]
     ) -> tuple[list[int], FinishReason | None]:
-        """Drops tokens behind the end of a sequence.
+        """Drops tokens after the end of a sequence.
 
         Args:
             tokens: those just read, at least one.

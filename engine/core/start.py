@@ -90,8 +90,8 @@ def serve_loaded(
     exactly = config.dtype != "auto" or not loaded.quantized
     spare = memory.spare_bytes(config, ranks.sharing)
     # The part for images stays as it is: its graph is built at once and computed in parts.
-    sees = isinstance(loaded.model, VisionModel)
-    part = loaded.model.model.language_model if sees else loaded.model
+    is_vision = isinstance(loaded.model, VisionModel)
+    part = loaded.model.model.language_model if is_vision else loaded.model
     eager, kernels = accelerate(part, exactly, spare)
     quantization = kv_quantization(config)
     geometry, vocabulary, layers = probe(loaded.model, loaded.architecture, quantization)

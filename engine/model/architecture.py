@@ -26,7 +26,7 @@ def check_architecture(path: Path, config: dict[str, Any], text_only: bool = Fal
 
     Args:
         path: the model's directory, for the error.
-        text_only: a model that sees is served without images, by mlx-lm.
+        text_only: a vision model is served without images, by mlx-lm.
 
     Raises:
         UnsupportedModel: mlx-lm has no such architecture; the message names the nearest.

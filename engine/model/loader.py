@@ -92,7 +92,7 @@ def load_model(
         on_progress: called while the weights are read.
         shard: keeps one rank's part of the model; called before safetensors files are read.
         memory_part: the part of the files that this device has to hold.
-        text_only: a model that sees is loaded without its part for images.
+        text_only: a vision model is loaded without its part for images.
         keep_quantized: whether a float32 model on the CPU is not dequantized; called with the bytes
             of its files.
 

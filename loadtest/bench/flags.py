@@ -97,8 +97,8 @@ def _add_dataset(add: Add) -> None:
         type=int,
         default=512,
         metavar="N",
-        help="about the tokens of each document of the data set edit, which is to be repeated with"
-        " a small change (default: %(default)s)",
+        help="approximate tokens of each document of the data set edit, which is to be repeated "
+        "with a small change (default: %(default)s)",
     )
     add(
         "--edit-prediction",

@@ -81,7 +81,9 @@ def test_systemd_starts_what_there_is_and_waits_for_the_drain(keys: Path) -> Non
     assert str(result.options.api_key_file) == "/etc/chairlift/keys.toml"
     assert int(unit("TimeoutStopSec")[0]) >= result.options.drain_timeout + AFTER_DRAIN
     assert unit("KillMode") == ["mixed"]
-    (cache,) = unit("CacheDirectory")
+    (cache,), (state,) = unit("CacheDirectory"), unit("StateDirectory")
+    # Clients' files cannot be made again, so they are not where caches are cleaned.
+    assert environment["CHAIRLIFT_FILE_DIR"].startswith(f"%S/{state}")
     for name in ("CHAIRLIFT_CACHE", "CHAIRLIFT_PREFIX_CACHE_DIR", "HF_HOME"):
         assert environment[name].startswith(f"%C/{cache}")
 

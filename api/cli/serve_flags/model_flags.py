@@ -59,8 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--keep-alive",
         type=positive_seconds,
         metavar="S",
-        help="unload a model without requests for so many seconds; the next request loads it again "
-        "(default: it stays loaded)",
+        help="unload a model after this many seconds without a request; the next request loads it "
+        "again (default: it stays loaded)",
     )
     add(
         "--dtype",
@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--text-only",
         action="store_true",
-        help="serve a model that sees without its part for images",
+        help="serve only the text part of a vision model",
     )
     add(
         "--generation-config",

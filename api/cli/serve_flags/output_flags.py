@@ -38,9 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seed",
         type=whole,
         metavar="N",
-        help="starts the sequence from which requests without a seed get theirs, in the order of "
-        "their arrival: after a restart, the same requests get the same replies; the same prompt "
-        "twice gets two (default: a random sequence)",
+        help="starting value of the sequence of seeds for requests that have none, in the order "
+        "of their arrival: after a restart, the same requests get the same replies, but two equal "
+        "requests in a row get different ones (default: a random sequence)",
     )
     add(
         "--think-tags",

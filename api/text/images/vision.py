@@ -1,4 +1,4 @@
-"""Prepares the prompts of a model that sees: conversations with images."""
+"""Prepares the prompts of a vision model: conversations with images."""
 
 from __future__ import annotations
 

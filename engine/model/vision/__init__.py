@@ -1,4 +1,4 @@
-"""Models that see: mlx-vlm's models on the engine's caches, and what their images become.
+"""Vision models: mlx-vlm's models on the engine's caches, and what their images become.
 
 ``processor`` runs in a worker process (``engine.workers``) and turns a text with images into token
 ids and arrays of pixels. In the engine process, ``model`` gives mlx-vlm's models the form of

@@ -175,7 +175,7 @@ ALWAYS_SEE = frozenset(
 
 
 def vision_type(config: Mapping[str, Any]) -> str | None:
-    """The type of a model that sees, by its config.json; None for all others.
+    """The type of a vision model, by its config.json; None for all others.
 
     It is the name of a module of ``mlx_vlm.models``, which may not be installed.
     """

@@ -1,4 +1,4 @@
-"""Loads models that see, with mlx-vlm."""
+"""Loads vision models, with mlx-vlm."""
 
 from __future__ import annotations
 

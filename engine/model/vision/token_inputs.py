@@ -47,7 +47,7 @@ def no_inputs(inputs: Sequence[TokenInputs]) -> AbstractContextManager[None]:
 
 
 def given_of(model: Any) -> Given:
-    """The function that gives ``model`` its inputs besides token ids, if the model sees."""
+    """The function that gives ``model`` its inputs besides token ids, for a vision model."""
     given: Given = getattr(model, "given", no_inputs)
     return given
 

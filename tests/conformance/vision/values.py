@@ -1,4 +1,4 @@
-"""Tiny config values by field name, for all models that see."""
+"""Tiny config values by field name, for all vision models."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
-# The name under which the tests serve a model that sees.
+# The name under which the tests serve a vision model.
 NAME = "sees"
 
 

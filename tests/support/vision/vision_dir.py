@@ -1,4 +1,4 @@
-"""Directories of tiny random models that see: weights, tokenizer, processor, chat template."""
+"""Directories of tiny random vision models: weights, tokenizer, processor, chat template."""
 
 from __future__ import annotations
 

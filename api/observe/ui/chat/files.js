@@ -1,5 +1,5 @@
 // Files that are sent with a message: dropped on the chat, pasted, or chosen with a button. Texts
-// have a `text`, and images, which only models that see get, have an `image`.
+// have a `text`, and images, which only vision models get, have an `image`.
 
 import { count } from "../format.js";
 import { imageType, picture, readImage } from "./images.js";

@@ -1,4 +1,4 @@
-"""Servers of models that see: files below a folder, texts only, and no chat template."""
+"""Servers of vision models: files below a folder, texts only, and no chat template."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that see, in the engine: batched tokens are those that mlx-vlm generates alone."""
+"""Vision models, in the engine: batched tokens are those that mlx-vlm generates alone."""
 
 from __future__ import annotations
 
