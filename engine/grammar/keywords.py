@@ -34,6 +34,9 @@ _SIDES = ((_LOWER, _UPPER, 1), (_UPPER, _LOWER, -1))
 # that precision.
 _GAP = 1e-9
 _MAX_BOUND = 1e6
+# The farthest bounds from 0 that the library takes, of whole numbers above 0 and of all others.
+_FARTHEST_WHOLE = 2**63 - 1
+_FARTHEST = 2**63 - 1024
 
 
 def effective(schema: Object) -> Object:
@@ -65,7 +68,15 @@ def _effective(schema: Object) -> Object:
         for keyword, value in whole.items()
         if (is_idle := _IDLE.get(keyword)) is None or not is_idle(value, whole)
     }
-    return changed(_with_exact_bounds(kept), "", _inner)
+    return changed(_with_exact_bounds(_with_near_bounds(kept)), "", _inner)
+
+
+def _with_near_bounds(schema: Object) -> Object:
+    """The schema with closer bounds in place of those that the library refuses, such as 1e308."""
+    highest = _FARTHEST_WHOLE if schema.get("type") == "integer" else _FARTHEST
+    near = {name: min(schema[name], highest) for name in _UPPER if is_number(schema.get(name))}
+    near |= {name: max(schema[name], -_FARTHEST) for name in _LOWER if is_number(schema.get(name))}
+    return {**schema, **near}
 
 
 def _with_exact_bounds(schema: Object) -> Object:

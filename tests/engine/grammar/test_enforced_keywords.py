@@ -86,3 +86,28 @@ def test_exclusive_bounds(low: float | None, high: float | None) -> None:
         validator = jsonschema.Draft202012Validator(schema)
         fitting = [number for number in NUMBERS if validator.is_valid(json.loads(number))]
         assert accepted_of(NUMBERS, schema) == fitting, schema
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        {"minimum": -(2**63), "maximum": 2**63 - 1},
+        {"minimum": 0, "maximum": 2**256 - 1},
+        {"minimum": -1e308, "maximum": 1.7976931348623157e308},
+        {"exclusiveMinimum": -3.4028234663852886e38},
+        {"exclusiveMaximum": 1e30},
+    ],
+    ids=json.dumps,
+)
+@pytest.mark.parametrize("kind", ["integer", "number", ["number", "null"]], ids=json.dumps)
+def test_bounds_of_wide_number_types(kind: object, bounds: dict[str, float]) -> None:
+    far = [str(sign * 2**power) for sign in (-1, 1) for power in (63, 64, 256, 1024)]
+    texts = ["0", "7", "1000000000000", *far]
+    schema = {"type": kind, **bounds}
+    assert unsound(texts, schema) == []
+    assert accepted_of(texts, schema)[:3] == texts[:3]
+
+
+def test_the_highest_integer_of_64_bits() -> None:
+    schema = {"type": "integer", "minimum": 0, "maximum": 2**63 - 1}
+    assert accepted_of([str(2**63 - 1), str(2**63)], schema) == [str(2**63 - 1)]
