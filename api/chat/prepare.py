@@ -18,6 +18,7 @@ from chairlift.api.chat.rendering import rendering_of
 from chairlift.api.chat.thoughts import continued_text, thought_plan
 from chairlift.api.chat.tool_plan import ToolPlan, tool_plan
 from chairlift.api.generate.generation import Generation, TokenPrompt
+from chairlift.api.generate.model_lease import leased_model
 from chairlift.api.generate.prompt_tokens import prediction_tokens
 from chairlift.api.generate.sampling import sampling_params
 from chairlift.api.schemas.messages import Messages, chars_of, check_arguments, images_of
@@ -113,7 +114,7 @@ async def prepare(
     deadline = http[DEADLINE]
     deadline.tighten(request.timeout)
     priority = priority_of(request, http.headers)
-    model = service.model(request.model)
+    model = leased_model(http, request.model)
     # Check the queue before rendering the prompt, so that refusals are cheap.
     model.client.check_room(request.n, priority)
     tools = tool_plan(request, model.vocabulary.format)

@@ -84,7 +84,7 @@ def _regex(text: str) -> str:
 
 
 def json_reply(request: GrammarRequest) -> str:
-    """The rule of a reply in JSON, or of a choice.
+    """The text of the rule of a reply in JSON, or of a choice, and further rules behind it.
 
     Raises:
         RequestError: the request asks for another kind of grammar.
@@ -102,7 +102,8 @@ def json_reply(request: GrammarRequest) -> str:
     if kind == "json_object":
         return f"%json {_with_options(bounded_objects({'type': 'object'}), JSON_OPTIONS)}"
     if kind == "choice":
-        return " | ".join(json.dumps(choice) for choice in msgspec.json.decode(text))
+        # A terminal is one lexeme: alternatives of a rule would need a parser item each.
+        return "CHOICE\nCHOICE: " + " | ".join(map(json.dumps, msgspec.json.decode(text)))
     raise RequestError(
         f"{request.param}: cannot be combined with tools that can be called", request.param
     )

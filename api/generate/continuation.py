@@ -11,6 +11,7 @@ from chairlift.api.admission.deadline import DEADLINE
 from chairlift.api.admission.priority import priority_of
 from chairlift.api.admission.ratelimit import ACCOUNT
 from chairlift.api.generate.generation import Generation, TokenPrompt
+from chairlift.api.generate.model_lease import leased_model
 from chairlift.api.generate.prompt_tokens import prompt_tokens
 from chairlift.api.generate.sampling import sampling_params
 from chairlift.api.schemas.fields import Prompt
@@ -40,7 +41,7 @@ async def prepare_continuation(
     deadline = http[DEADLINE]
     deadline.tighten(request.timeout)
     priority = priority_of(request, http.headers)
-    model = service.model(request.model)
+    model = leased_model(http, request.model)
     max_choices = model.info.max_rows + model.info.max_queue
     if len(request.prompt) * request.n > max_choices:
         raise RequestError(f"prompt: at most {max_choices} choices in one request", "prompt")

@@ -11,7 +11,7 @@ from chairlift.api.errors import NotReady, TimedOut, UnknownModel
 from chairlift.api.http.early_stream import begin_stream
 from chairlift.api.models.entry import Lease, ModelEntry
 from chairlift.api.schemas.request import Request
-from chairlift.api.service import SERVICE
+from chairlift.api.service import SERVICE, ServedModel
 
 _LEASE: web.RequestKey[Lease] = web.RequestKey("lease", Lease)
 
@@ -48,6 +48,14 @@ async def lease_model(http: web.Request, request: Request) -> None:
         seconds = service.models.predicted_seconds(entry) or 1.0
         message = f"not ready: the model {entry.name!r} is not loaded in time"
         raise NotReady(message, seconds) from error
+
+
+def leased_model(http: web.Request, name: str | None) -> ServedModel:
+    """As ``Service.model``; the model's LoRA adapter, too, stays until ``release_model``."""
+    model = http.app[SERVICE].model(name)
+    if (lease := http.get(_LEASE)) is not None:
+        lease.keep_adapter(model)
+    return model
 
 
 def release_model(http: web.Request) -> None:

@@ -14,6 +14,7 @@ from chairlift.api.admission.deadline import DEADLINE
 from chairlift.api.admission.priority import priority_of
 from chairlift.api.admission.ratelimit import ACCOUNT
 from chairlift.api.generate.generation import Generation, TokenPrompt
+from chairlift.api.generate.model_lease import leased_model
 from chairlift.api.generate.prompt_tokens import prompt_tokens
 from chairlift.api.generate.sampling import room_for
 from chairlift.api.observe.request_record import GENERATION
@@ -50,7 +51,7 @@ async def compute_vectors(http: web.Request, request: EmbeddingRequest) -> Vecto
     deadline = http[DEADLINE]
     deadline.tighten(request.timeout)
     priority = priority_of(request, http.headers)
-    model = service.model(request.model)
+    model = leased_model(http, request.model)
     _check(request, model)
     # Submitting more prompts than there are rows would gain nothing and fill the queue.
     at_once = model.info.max_rows

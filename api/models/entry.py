@@ -59,11 +59,19 @@ class Lease:
 
     def __init__(self, entry: ModelEntry) -> None:
         self._entry: ModelEntry | None = entry
+        self._adapters: list[Callable[[], None]] = []
         entry.leases += 1
+
+    def keep_adapter(self, model: ServedModel) -> None:
+        """Keeps the LoRA adapter of a model, if it has one, in the engine."""
+        if model.adapters is not None and model.adapter is not None:
+            self._adapters.append(model.adapters.hold(model.adapter.key))
 
     def release(self) -> None:
         """Gives the model back. Further calls do nothing."""
         if self._entry is not None:
+            for let_go in self._adapters:
+                let_go()
             self._entry.leases -= 1
             self._entry.on_release(self._entry)
             self._entry = None

@@ -126,14 +126,15 @@ class StopMatcher:
         return text[:certain]
 
     def finish(self) -> str:
-        """Returns the remaining text at the end of the output."""
+        """Returns the remaining text at the end of a text. The next piece begins another."""
         text, self._pending = self._pending, ""
+        self._state = 0
         # A match may have waited for a longer stop string that began before it.
         return text if self._best is None else self._stop(text)
 
     def _stop(self, text: str) -> str:
         assert self._best is not None
-        begin, end = self._best
+        (begin, end), self._best = self._best, None
         self._pending = ""
         self.found = text[begin:end]
         return text[: end if self._include else begin]

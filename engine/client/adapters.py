@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import count
@@ -73,6 +74,8 @@ class AdapterTable:
         # Adapters without a name, by key, which unfinished requests still have.
         self._retired: dict[str, Adapter] = {}
         self._numbers = count(1)
+        # The adapters of requests that are being prepared, by key.
+        self._held: Counter[str] = Counter()
 
     async def load(self, name: str, path: str, replace: bool = False) -> Adapter:
         """Loads an adapter, and waits until requests may name it.
@@ -104,11 +107,22 @@ class AdapterTable:
         self._retired[adapter.key] = adapter
         self.release()
 
+    def hold(self, key: str) -> Callable[[], None]:
+        """Keeps an adapter in the engine, also without its name, until the result is called."""
+        self._held[key] += 1
+
+        def let_go() -> None:
+            self._held[key] -= 1
+            self.release()
+
+        return let_go
+
     def release(self) -> None:
         """Unloads the retired adapters that no request has any more."""
         if not self._retired:
             return
-        for key in self._retired.keys() - set(self._in_use()):
+        self._held = +self._held
+        for key in self._retired.keys() - set(self._in_use()) - self._held.keys():
             del self._retired[key]
             self._send(UnloadAdapter(key))
 

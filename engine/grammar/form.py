@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from chairlift.engine.grammar.subschemas import Object, Schema, changed, is_schema
+from chairlift.engine.grammar.subschemas import Object, Schema, changed, is_number, is_schema
 
 
 class _Form(NamedTuple):
@@ -47,13 +47,9 @@ def _are_texts(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 _NAMED = _Form("an object whose values are schemas", _are_named_schemas)
 _LISTED = _Form("an array of schemas", _are_schemas)
-_COUNT = _Form("a number", _is_number)
+_COUNT = _Form("a number", is_number)
 _FORMS: Mapping[str, _Form] = {
     "properties": _NAMED,
     "patternProperties": _NAMED,

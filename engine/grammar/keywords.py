@@ -7,7 +7,7 @@ from typing import Any
 
 from chairlift.engine.grammar.form import check_form
 from chairlift.engine.grammar.references import with_definitions
-from chairlift.engine.grammar.subschemas import Object, Schema, changed
+from chairlift.engine.grammar.subschemas import Object, Schema, changed, is_number
 
 # Keywords that only describe a schema, also OpenAPI's.
 _NOTES = frozenset(
@@ -26,6 +26,17 @@ _FORMATS = frozenset(
 _COUNTS = frozenset(
     {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"}
 )
+# Inclusive and exclusive bound of numbers on one side, those of the other side, and this side's
+# sign.
+_LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
+_SIDES = ((_LOWER, _UPPER, 1), (_UPPER, _LOWER, -1))
+# The distance of an inclusive bound that replaces an exclusive one, and the largest number with
+# that precision.
+_GAP = 1e-9
+_MAX_BOUND = 1e6
+# The farthest bounds from 0 that the library takes, of whole numbers above 0 and of all others.
+_FARTHEST_WHOLE = 2**63 - 1
+_FARTHEST = 2**63 - 1024
 
 
 def effective(schema: Object) -> Object:
@@ -57,7 +68,35 @@ def _effective(schema: Object) -> Object:
         for keyword, value in whole.items()
         if (is_idle := _IDLE.get(keyword)) is None or not is_idle(value, whole)
     }
-    return changed(kept, "", _inner)
+    return changed(_with_exact_bounds(_with_near_bounds(kept)), "", _inner)
+
+
+def _with_near_bounds(schema: Object) -> Object:
+    """The schema with closer bounds in place of those that the library refuses, such as 1e308."""
+    highest = _FARTHEST_WHOLE if schema.get("type") == "integer" else _FARTHEST
+    near = {name: min(schema[name], highest) for name in _UPPER if is_number(schema.get(name))}
+    near |= {name: max(schema[name], -_FARTHEST) for name in _LOWER if is_number(schema.get(name))}
+    return {**schema, **near}
+
+
+def _with_exact_bounds(schema: Object) -> Object:
+    """The schema without the exclusive bounds that the library takes for inclusive ones.
+
+    Those are whole numbers less than 1 from the other bound, which is further from 0.
+    """
+    for (inclusive, exclusive), others, sign in _SIDES:
+        at = schema.get(exclusive)
+        given = schema.get(inclusive)
+        if at is True:  # JSON Schema's draft 4
+            at = given
+        far = [sign * schema[other] for other in others if is_number(schema.get(other))]
+        if not (far and is_number(at) and 0 <= sign * at <= _MAX_BOUND and at == int(at)):
+            continue
+        if min(far) < sign * at + 1:
+            nearest = max(sign * at + _GAP, sign * given if is_number(given) else 0)
+            schema = {k: v for k, v in schema.items() if k != exclusive}
+            schema[inclusive] = sign * nearest
+    return schema
 
 
 def says_nothing(schema: object) -> bool:

@@ -12,8 +12,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from chairlift.engine.errors import GrammarError, UnsupportedModel
 from chairlift.engine.grammar.beginning import fitting_chars
-from chairlift.engine.grammar.keywords import effective
-from chairlift.engine.grammar.objects import bounded
+from chairlift.engine.grammar.objects import bounded, unbounded
 from chairlift.engine.grammar.special_names import (
     MARK,
     MARK_ESCAPED,
@@ -158,7 +157,7 @@ def _sources(grammar: Grammar) -> list[str]:
 
 def _json_sources(schema: Object | str, options: Sequence[Any]) -> list[str]:
     """A schema with bounded objects, then without: the library cannot bound every object."""
-    forms = [bounded(schema), effective(schema)] if isinstance(schema, dict) else [schema]
+    forms = [bounded(schema), unbounded(schema)] if isinstance(schema, dict) else [schema]
     return [
         LLMatcher.grammar_from_json_schema(form, overrides=override)
         for override in options

@@ -12,6 +12,7 @@ from typing import Any
 
 from chairlift.engine.grammar.keywords import effective, says_nothing
 from chairlift.engine.grammar.names import other_names
+from chairlift.engine.grammar.patterns import apart, with_applied_patterns
 from chairlift.engine.grammar.subschemas import (
     APPLYING,
     OF_PROPERTIES,
@@ -63,12 +64,17 @@ def bounded(schema: Object) -> Object:
     """Limits the number of properties of every object that has no limit.
 
     Objects that several schemas describe together do not change. Keywords without effect are left
-    out.
+    out. Patterns apply to named properties, too; see ``with_applied_patterns``.
 
     Raises:
         ValueError: see ``check_form``.
     """
-    return _Bounding(effective(schema)).result()
+    return with_applied_patterns(_Bounding(effective(schema)).result(), _matches_no_name)
+
+
+def unbounded(schema: Object) -> Object:
+    """As ``bounded``, but without limits."""
+    return with_applied_patterns(effective(schema), _matches_no_name)
 
 
 class _Closing:
@@ -127,6 +133,9 @@ class _Bounding(_Closing):
         return rewritten
 
     def _limited(self, schema: Object) -> Object:
+        if (separated := apart(schema, says_nothing)) is not schema:
+            patterns = separated.pop("allOf")
+            return {**self._limited(separated), "allOf": patterns}
         others: object = schema.get("additionalProperties", True)
         if "maxProperties" in schema or (others is False and "patternProperties" not in schema):
             return schema
@@ -163,7 +172,8 @@ class _Bounding(_Closing):
         definitions = {k: only_named.pop(k) for k in _DEFINITIONS if k in only_named}
         with_others = {k: v for k, v in schema.items() if k not in definitions}
         only_named["properties"] = with_others["properties"] = shared
-        with_others |= {"type": "object", **limits, "required": named, "maxProperties": maximum}
+        required = list(dict.fromkeys([*named, *schema.get("required", ())]))
+        with_others |= {"type": "object", **limits, "required": required, "maxProperties": maximum}
         return {**definitions, "anyOf": [only_named, with_others]}
 
     def _shared(self, schema: Schema) -> Schema:
@@ -192,6 +202,11 @@ class _Bounding(_Closing):
         name = f"{_ADDED}{len(self._added)}"
         self._added[name] = schema
         return f"#/$defs/{name}"
+
+
+def _matches_no_name(schema: Schema) -> bool:
+    """Whether a pattern with this schema was added here, or says nothing about what it matches."""
+    return schema is _UNMENTIONED or says_nothing(schema)
 
 
 def _says_others(schema: Object) -> bool:

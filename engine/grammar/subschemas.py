@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 from urllib.parse import unquote
 
 # A schema is an object, true or false.
@@ -95,6 +95,11 @@ def combined(schema: Object) -> set[str]:
 def is_schema(value: object) -> bool:
     """Whether a value has the form of a schema."""
     return isinstance(value, dict | bool)
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether a value is a JSON number."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _list(value: object) -> list[Any]:

@@ -22,6 +22,8 @@ _PEFT_HARMLESS = frozenset(
         *("auto_mapping", "base_model_name_or_path", "ensure_weight_tying", "eva_config"),
         *("exclude_modules", "inference_mode", "layers_pattern", "layers_to_transform"),
         *("loftq_config", "lora_dropout", "megatron_config", "megatron_core", "peft_version"),
+        # Written always, used only with use_qalora.
+        "qalora_group_size",
         *("revision", "runtime_config", "target_modules", "task_type"),
     )
 )

@@ -77,3 +77,18 @@ async def test_calls_of_ollamas_api_are_objects() -> None:
         _, reply = await server.post("/api/chat", sent)
         (call,) = reply["message"]["tool_calls"]
         assert call["function"]["arguments"] == json.loads('{"n": 1, "s": "a\\nb"}')
+
+
+async def test_stop_strings_around_what_is_no_call() -> None:
+    tokenizer = TOKENIZERS["json_tools"]
+    text = "Hello\n<tool_call>no call</tool_call> STOP"
+    async with running(engine_writing(tokenizer, text), tokenizer) as server:
+        sent = {
+            "messages": MESSAGES,
+            "tools": [{"name": "f", "input_schema": F["function"]["parameters"]}],
+            "max_tokens": 500,
+            "stop_sequences": ["\n\n", "STOP"],
+        }
+        _, reply = await server.post("/v1/messages", sent)
+        assert reply["content"] == [{"type": "text", "text": text.removesuffix("STOP")}]
+        assert (reply["stop_reason"], reply["stop_sequence"]) == ("stop_sequence", "STOP")

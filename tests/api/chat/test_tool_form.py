@@ -210,6 +210,15 @@ async def test_a_reply_follows_the_format_or_is_a_call() -> None:
             assert last_grammar(server).kind == "choice"
 
 
+async def test_a_reply_is_a_call_or_one_of_many_choices() -> None:
+    choices = [f"choice {number}" for number in range(1000)]
+    async with serving_reply("choice 7", TOKENIZER) as server:
+        reply = await reply_both_ways(server, {**BODY, "guided_choice": choices})
+        assert reply.content == "choice 7"
+        for text, allowed in (("choice 999", True), (CALL, True), ("choice", False)):
+            assert allows(last_grammar(server), text, TOKENIZER) == allowed
+
+
 async def test_a_strict_functions_arguments_follow_its_schema() -> None:
     strict = tool("get_weather", WEATHER["function"]["parameters"], strict=True)
     async with serving_reply(f"Hi {CALL}", JSON) as server:

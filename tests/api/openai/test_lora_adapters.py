@@ -13,6 +13,7 @@ from support.api.api_server import CHAT, Running, engine_replying, running
 
 from chairlift.api.admission.keys import NO_LIMITS, given_keys
 from chairlift.api.openai.adapters import folder_below
+from chairlift.api.text.vocabulary import Vocabulary
 from chairlift.engine.client.adapters import AdapterTable
 from chairlift.engine.errors import AdapterError
 from chairlift.engine.messages import (
@@ -57,16 +58,16 @@ async def adapted(**settings: Any) -> AsyncIterator[tuple[Running, Adapters]]:
         yield server, adapters
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/chat/completions", CHAT),
-        ("/v1/completions", {"prompt": "Hi"}),
-        ("/v1/responses", {"input": "Hi"}),
-        ("/v1/messages", {**CHAT, "max_tokens": 5}),
-        ("/api/chat", {**CHAT, "stream": False}),
-    ],
-)
+BODIES = [
+    ("/v1/chat/completions", CHAT),
+    ("/v1/completions", {"prompt": "Hi"}),
+    ("/v1/responses", {"input": "Hi"}),
+    ("/v1/messages", {**CHAT, "max_tokens": 5}),
+    ("/api/chat", {**CHAT, "stream": False}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), BODIES)
 async def test_every_api_takes_an_adapter_as_a_model(path: str, body: dict[str, Any]) -> None:
     async with adapted() as (server, adapters):
         key = adapters.loaded["sql"].key
@@ -77,6 +78,27 @@ async def test_every_api_takes_an_adapter_as_a_model(path: str, body: dict[str, 
         for name in ("sq", "sql:sql", "org/tiny:", "org/tiny:org/tiny", "other:sql", ":sql"):
             status, _ = await server.post(path, {**body, "model": name})
             assert status == 404, name
+
+
+@pytest.mark.parametrize(("path", "body"), BODIES)
+async def test_a_request_that_is_being_prepared_keeps_its_adapter(
+    path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with adapted() as (server, adapters):
+        encode = Vocabulary.encode
+
+        async def slow_encode(*args: Any, **options: Any) -> list[int]:
+            if "sql" in adapters.loaded:
+                adapters.unload("sql")
+            assert not any(isinstance(sent, UnloadAdapter) for sent in adapters.messages)
+            return await encode(*args, **options)
+
+        monkeypatch.setattr(Vocabulary, "encode", slow_encode)
+        key = adapters.loaded["sql"].key
+        status, reply = await server.post(path, {**body, "model": "sql"})
+        assert status == 200, reply
+        assert server.engine.submitted[-1].adapter == key
+        assert adapters.messages[-1] == UnloadAdapter(key)
 
 
 async def test_models_lists_adapters_as_vllm_does() -> None:

@@ -177,3 +177,22 @@ def test_stop_strings_of_any_characters(stops: list[str], text: str, cuts: list[
     if not matcher.stopped:
         sent += matcher.finish()
     assert (sent, matcher.stopped) == truncated(text, stops, include=False)
+
+
+def test_the_stop_string_is_known_after_the_end_of_the_text() -> None:
+    matcher = StopMatcher(Stops(["STOP"]))
+    assert matcher.feed("a STOP b") == "a "
+    assert (matcher.finish(), matcher.found) == ("", "STOP")
+
+
+@given(texts, texts, stops, st.lists(st.integers(0, 99), max_size=4))
+def test_a_stop_string_does_not_reach_into_the_next_text(
+    first: str, second: str, stops: list[str], cuts: list[int]
+) -> None:
+    matcher = StopMatcher(Stops(stops))
+    for text in (first, second):
+        sent = "".join(matcher.feed(part) for part in pieces_of(text, cuts) if not matcher.stopped)
+        sent += matcher.finish()
+        assert (sent, matcher.stopped) == truncated(text, stops, include=False)
+        if matcher.stopped:
+            return

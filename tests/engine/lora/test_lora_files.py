@@ -118,6 +118,7 @@ BAD_FILES: dict[str, tuple[Callable[[Path], object], str]] = {
     "deep JSON": (lambda f: (f / "adapter_config.json").write_text("[" * 9**5), "not JSON"),
     "a list": (lambda f: (f / "adapter_config.json").write_text("[1]"), "not a JSON object"),
     "dora": (_config(lambda c: c.update(use_dora=True)), "use_dora"),
+    "qalora": (_config(lambda c: c.update(use_qalora=True)), "use_qalora"),
     "bias": (_config(lambda c: c.update(bias="lora_only")), "bias"),
     "modules": (_config(lambda c: c.update(modules_to_save=["lm_head"])), "modules_to_save"),
     "pattern": (_config(lambda c: c.update(rank_pattern={"q": 2})), "rank_pattern"),

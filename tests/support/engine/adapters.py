@@ -56,7 +56,7 @@ def write_mlx(
 def write_peft(
     folder: Path, pairs: dict[str, tuple[mx.array, mx.array]], alpha: float = 0.0, **config: Any
 ) -> Path:
-    """Writes what PEFT's ``save_pretrained`` writes; the scale is 1 by default."""
+    """Writes what ``save_pretrained`` of PEFT 0.19 writes; the scale is 1 by default."""
     rank = next(iter(pairs.values()))[0].shape[1]
     tensors = {
         f"base_model.model.{name}.lora_{m}.weight": mx.contiguous(t.T)
@@ -69,6 +69,8 @@ def write_peft(
         **{"modules_to_save": None, "use_dora": False, "use_rslora": False, "rank_pattern": {}},
         **{"base_model_name_or_path": "x/y", "inference_mode": True, "fan_in_fan_out": False},
         **{"runtime_config": {"ephemeral_gpu_offload": False}, "init_lora_weights": True},
+        **{"megatron_core": "megatron.core", "peft_version": "0.19.1", "lora_bias": False},
+        **{"qalora_group_size": 16, "use_qalora": False, "use_bdlora": None, "loftq_config": {}},
     }
     return write(folder, "adapter_model.safetensors", tensors, whole | config)
 
