@@ -59,8 +59,8 @@ async def compute_vectors(http: web.Request, request: EmbeddingRequest) -> Vecto
     prompts = []
     async with deadline.limit():
         for text in request.input:
-            tokens = await prompt_tokens(model, text, request.add_special_tokens, "input")
-            tokens = tokens[: _max_input_tokens(request, model)]
+            most = _max_input_tokens(request, model)
+            tokens = await prompt_tokens(model, text, request.add_special_tokens, "input", most)
             room_for(model.info, len(tokens), 0, "input")
             prompts.append(TokenPrompt(tokens, _NOTHING, pooling=pooling))
             # Yield to the event loop between texts: thousands of them must not block all streams.

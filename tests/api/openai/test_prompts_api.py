@@ -52,6 +52,23 @@ async def test_an_embedding_computes_only_the_prompt() -> None:
         assert reply["usage"]["prompt_tokens"] == 2
 
 
+async def test_texts_and_tokens_of_any_length_are_truncated() -> None:
+    async with running(FakeEngine(model_info(), empty_reply)) as server:
+        for most, expected in ((3, 3), (-1, 2048)):
+            for given in ("ab" * 100_000, [65, 66] * 100_000):
+                body = {"input": given, "truncate_prompt_tokens": most}
+                status, reply = await server.post("/v1/embeddings", body)
+                assert (status, reply["usage"]["prompt_tokens"]) == (200, expected)
+            # An id that is not in the vocabulary is the client's error, however many there are.
+            body = {"input": [65, 2**70] * 100_000, "truncate_prompt_tokens": most}
+            status, reply = await server.post("/v1/embeddings", body)
+            assert (status, reply["error"]["param"]) == (400, "input")
+        status, reply = await server.post("/v1/embeddings", {"input": "ab" * 100_000})
+        assert (status, reply["error"]["code"]) == (400, "context_length_exceeded")
+        status, reply = await server.post("/api/embed", {"input": "ab" * 100_000})
+        assert (status, reply["prompt_eval_count"]) == (200, 2048)
+
+
 async def test_more_texts_than_rows_are_computed_in_turn() -> None:
     """At most eight run at a time; LangChain sends a thousand in one request."""
     engine = FakeEngine(model_info(), empty_reply)
