@@ -7,6 +7,7 @@ import uuid
 from contextlib import aclosing
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from aiohttp import web
 
@@ -35,6 +36,17 @@ class Vectors(NamedTuple):
     vectors: list[np.ndarray[tuple[int], np.dtype[np.float32]]]
     prompt_tokens: int
     model: ServedModel
+
+    async def as_json(self) -> list[msgspec.Raw]:
+        """Each vector as a list of numbers in JSON.
+
+        The event loop goes on between two vectors: a thousand of 4,096 numbers take a second.
+        """
+        texts: list[msgspec.Raw] = []
+        for vector in self.vectors:
+            texts.append(msgspec.Raw(msgspec.json.encode(vector.tolist())))
+            await asyncio.sleep(0)
+        return texts
 
 
 async def compute_vectors(http: web.Request, request: EmbeddingRequest) -> Vectors:
