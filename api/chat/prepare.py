@@ -35,8 +35,8 @@ from chairlift.engine.messages import Grammar, ImagePrompt
 if TYPE_CHECKING:  # it imports transformers, which takes a second
     from chairlift.api.text.vocabulary import Vocabulary
 
-# Larger conversations are converted for the template in a thread, because the conversion would
-# block all streams.
+# Larger conversations are converted for the template, and larger tools to a grammar, in a thread,
+# because the conversion would block all streams.
 INLINE_CHARS = 64 << 10
 INLINE_MESSAGES = 256
 
@@ -117,12 +117,12 @@ async def prepare(
     model = leased_model(http, request.model)
     # Check the queue before rendering the prompt, so that refusals are cheap.
     model.client.check_room(request.n, priority)
-    tools = tool_plan(request, model.vocabulary.format)
     text = continued_text(request, model.vocabulary.format)
     is_required = request.effective_choice.mode == "required"
-    if text and request.grammar_request is not None and not is_required:
-        tools = None  # the reply has begun without a call
     async with deadline.limit():
+        tools = await _planned_tools(request, model)
+        if text and request.grammar_request is not None and not is_required:
+            tools = None  # the reply has begun without a call
         prompt = await prompt_of(request, model)
         grammar = await _grammar_of(request, model, tools, text)
         prediction = None
@@ -157,6 +157,12 @@ async def prepare(
         priority,
         http[ACCOUNT],
     )
+
+
+async def _planned_tools(request: ChatRequest, model: ServedModel) -> ToolPlan | None:
+    planned = partial(tool_plan, request, model.vocabulary.format)
+    large = request.tool_chars > INLINE_CHARS
+    return await asyncio.to_thread(planned) if large else planned()
 
 
 async def _grammar_of(

@@ -29,7 +29,7 @@ from chairlift.engine.logs.redacted_traceback import redacted_traceback
 logger = logging.getLogger(__name__)
 
 # Formatting the log-probabilities of more tokens on the event loop would block all streams.
-INLINE_ECHO_TOKENS = 1000
+INLINE_SCORED_TOKENS = 1000
 
 T = TypeVar("T")
 
@@ -109,7 +109,10 @@ class ReplyFormatter(Protocol):
         ...
 
     def full_reply(self, choices: Sequence[AnsweredChoice], usage: Usage) -> msgspec.Struct:
-        """The body of the reply to a request that does not stream."""
+        """The body of the reply to a request that does not stream.
+
+        May be called in a thread.
+        """
         ...
 
 
@@ -144,13 +147,14 @@ async def _complete_reply(generation: Generation, formatter: ReplyFormatter) -> 
             for delta in deltas:
                 choices.setdefault(delta.choice, AnsweredChoice(delta.choice)).deltas.append(delta)
     ordered = [choices[index] for index in sorted(choices)]
+    scored = sum(len(delta.scored or ()) for choice in ordered for delta in choice.deltas)
     make = partial(formatter.full_reply, ordered, generation.usage())
-    return json_response(await _formatted(generation, make))
+    return json_response(await _formatted(generation.echoed_tokens + scored, make))
 
 
-async def _formatted(generation: Generation, make: Callable[[], T]) -> T:
-    """Calls ``make``, in a thread if the reply contains the log-probabilities of a long prompt."""
-    if generation.echoed_tokens <= INLINE_ECHO_TOKENS:
+async def _formatted(scored: int, make: Callable[[], T]) -> T:
+    """Calls ``make``, in a thread if it formats the log-probabilities of so many tokens."""
+    if scored <= INLINE_SCORED_TOKENS:
         return make()
     return await asyncio.to_thread(make)
 
@@ -190,7 +194,8 @@ async def _send_deltas(
             for delta in deltas:
                 if delta.choice not in opened:
                     opened.add(delta.choice)
-                    chunks += await _formatted(generation, partial(formatter.opening, delta.choice))
+                    opening = partial(formatter.opening, delta.choice)
+                    chunks += await _formatted(generation.echoed_tokens, opening)
                 chunks += formatter.chunks(delta)
             await events.send(chunks)
 

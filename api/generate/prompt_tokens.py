@@ -8,9 +8,15 @@ from chairlift.engine.errors import PromptTooLong, RequestError
 
 
 async def prompt_tokens(
-    model: ServedModel, prompt: Prompt, add_special_tokens: bool, param: str
+    model: ServedModel,
+    prompt: Prompt,
+    add_special_tokens: bool,
+    param: str,
+    most: int | None = None,
 ) -> list[int]:
     """The token ids of ``prompt``; ``param`` is the name of its field, for errors.
+
+    ``most`` keeps that many of them, the first ones; None keeps all.
 
     Raises:
         PromptTooLong: the text cannot fit the context.
@@ -18,8 +24,11 @@ async def prompt_tokens(
     """
     vocabulary, context = model.vocabulary, model.info.max_context
     if isinstance(prompt, str):
+        if most is not None and most <= context:
+            prompt = vocabulary.beginning(prompt, context)
         vocabulary.check_chars(len(prompt), context, param)
-        return await vocabulary.encode(prompt, add_special_tokens, param)
+        return (await vocabulary.encode(prompt, add_special_tokens, param))[:most]
+    prompt = prompt[:most]
     if len(prompt) <= context:
         vocabulary.check_ids(prompt, param)
     return prompt

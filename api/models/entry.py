@@ -140,9 +140,14 @@ class ModelEntry:
 
         While it is not loaded, it has those that its load will load.
         """
-        if self.model is not None:
-            return self.adapted(name) is not None
-        return not self._adapter_names(name).isdisjoint(self.plan.adapters)
+        return not self._adapter_names(name).isdisjoint(self.adapters)
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """The names of its LoRA adapters; while it is not loaded, of those that its load loads."""
+        if self.model is None:
+            return self.plan.adapters
+        return tuple(adapted.name for adapted in self.model.adapted)
 
     def adapted(self, name: str) -> ServedModel | None:
         """The loaded model with the LoRA adapter of this name; None if there is none."""

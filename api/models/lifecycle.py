@@ -205,7 +205,8 @@ class Lifecycle:
     def _fail(self, entry: ModelEntry, why: str) -> None:
         now = asyncio.get_running_loop().time()
         entry.state, entry.failure = "failed", why
-        pause = min(MAX_RETRY_SECONDS, RETRY_SECONDS * 2**entry.failures)
+        # Doubled so often, any pause exceeds the maximum; more would overflow a float in the end.
+        pause = min(MAX_RETRY_SECONDS, RETRY_SECONDS * 2 ** min(entry.failures, 16))
         entry.failures += 1
         entry.retry_at = now + pause
         if self.is_started:  # else the start fails, with this reason

@@ -71,6 +71,16 @@ class ModelPool:
         return tuple(self._names)
 
     @property
+    def request_names(self) -> Sequence[str]:
+        """All names that a request may give for a model, without Ollama's tag."""
+        adapters: list[str] = []
+        for entry in self.entries:
+            for adapter in entry.adapters:
+                own = (entry.name, *entry.plan.aliases)
+                adapters += (adapter, *(f"{name}:{adapter}" for name in own))
+        return (*self._names, *adapters)
+
+    @property
     def loaded(self) -> list[ServedModel]:
         """The models that are loaded now."""
         return [entry.model for entry in self.entries if entry.model is not None]

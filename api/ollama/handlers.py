@@ -115,7 +115,7 @@ async def ollama_embed(http: web.Request) -> web.Response:
     return json_response(
         OllamaEmbeddings(
             request.model or model.name,
-            [vector.tolist() for vector in computed.vectors],
+            await computed.as_json(),
             nanoseconds(time.monotonic() - began),
             0,
             computed.prompt_tokens,

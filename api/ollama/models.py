@@ -68,7 +68,6 @@ async def ollama_ps(http: web.Request) -> web.Response:
 
 def _running(entry: ModelEntry, model: ServedModel) -> OllamaRunningModel:
     name, info = _tagged(model.name), model.info
-    on_gpu = info.device.lower() != "cpu"
     return OllamaRunningModel(
         name,
         name,
@@ -76,7 +75,7 @@ def _running(entry: ModelEntry, model: ServedModel) -> OllamaRunningModel:
         _digest(model),
         _details(model),
         _expiry(entry),
-        info.weight_bytes if on_gpu else 0,
+        0 if info.on_cpu else info.weight_bytes,
         info.max_context,
     )
 

@@ -62,9 +62,12 @@ class OllamaGenerated(OllamaReply, kw_only=True):
     thinking: str | UnsetType = UNSET
 
 
+_Vector = Annotated[Raw, Meta(extra_json_schema={"type": "array", "items": {"type": "number"}})]
+
+
 class OllamaEmbeddings(Struct):
     model: str
-    embeddings: list[list[float]]
+    embeddings: list[_Vector]
     total_duration: int
     load_duration: int
     prompt_eval_count: int

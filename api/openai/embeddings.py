@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 
+import msgspec
 from aiohttp import web
 
 from chairlift.api.generate.answer import json_response
@@ -16,19 +17,15 @@ from chairlift.api.schemas.schemas import EmbeddingRequest
 async def embeddings(http: web.Request) -> web.Response:
     """Computes one vector per text."""
     request = await read(http, EmbeddingRequest)
-    return json_response(_reply(request, await compute_vectors(http, request)))
-
-
-def _reply(request: EmbeddingRequest, computed: Vectors) -> EmbeddingList:
+    computed = await compute_vectors(http, request)
     in_base64 = request.encoding_format == "base64"
-    data = [
-        Embedding(
-            base64.b64encode(vector.astype("<f4").tobytes()).decode()
-            if in_base64
-            else vector.tolist(),
-            index,
-        )
-        for index, vector in enumerate(computed.vectors)
-    ]
+    texts = _base64(computed) if in_base64 else await computed.as_json()
+    data = [Embedding(text, index) for index, text in enumerate(texts)]
     tokens = computed.prompt_tokens
-    return EmbeddingList(data, computed.model.name, EmbeddingUsage(tokens, tokens))
+    return json_response(EmbeddingList(data, computed.model.name, EmbeddingUsage(tokens, tokens)))
+
+
+def _base64(computed: Vectors) -> list[msgspec.Raw]:
+    """Each vector as a JSON string of base64."""
+    encoded = (base64.b64encode(vector.astype("<f4").tobytes()) for vector in computed.vectors)
+    return [msgspec.Raw(b'"%b"' % text) for text in encoded]

@@ -40,9 +40,10 @@ if TYPE_CHECKING:  # it imports transformers, which takes a second
 
 
 class ResponseFormatter:
-    """Completes ``response`` delta by delta, and passes it to ``keep`` when it is complete.
+    """Completes ``response`` delta by delta.
 
-    If ``vocabulary`` is None, the reply has no log-probabilities. A failed response is not kept.
+    A stream passes it to ``keep`` before the last event, unless it has failed. If ``vocabulary`` is
+    None, the reply has no log-probabilities.
     """
 
     framing = RESPONSES
@@ -77,6 +78,7 @@ class ResponseFormatter:
 
     def closing(self, usage: Usage) -> Sequence[msgspec.Struct]:
         self._complete(usage)
+        self._keep(self._response)
         cut = self._response.status == "incomplete"
         self._writer.emit((Incomplete if cut else Completed)(self._response))
         return self._writer.take()
@@ -109,7 +111,6 @@ class ResponseFormatter:
         if self._response.status == "completed":
             self._response.completed_at = int(time.time())
         self._response.usage = response_usage(usage)
-        self._keep(self._response)
 
     def _logprobs(self, scored: list[Scored] | None) -> list[TokenLogprob]:
         if self._vocabulary is None or not scored:

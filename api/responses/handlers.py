@@ -73,7 +73,11 @@ async def create_response(http: web.Request) -> web.StreamResponse:
             empty, formatter, dialogue.inputs, dialogue.item_ids, keeps_events=request.stream
         )
         return await _begin(http, request, background, generation)
-    return await answer(http, dialogue.chat, generation, ResponseFormatter(empty, vocabulary, keep))
+    formatter = ResponseFormatter(empty, vocabulary, keep)
+    reply = await answer(http, dialogue.chat, generation, formatter)
+    if not request.stream:
+        keep(empty)  # complete now
+    return reply
 
 
 async def _begin(

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from chairlift.api.schemas.sampling_defaults import SamplingDefaults
 
@@ -190,10 +190,13 @@ class Completion(Struct):
     object: Literal["text_completion"] = "text_completion"
 
 
+_EMBEDDING = {"anyOf": [{"type": "array", "items": {"type": "number"}}, {"type": "string"}]}
+
+
 class Embedding(Struct):
     """``embedding`` is a list of numbers, or little-endian float32 in base64."""
 
-    embedding: list[float] | str
+    embedding: Annotated[Raw, Meta(extra_json_schema=_EMBEDDING)]
     index: int
     object: Literal["embedding"] = "embedding"
 

@@ -12,7 +12,7 @@ import msgspec
 from aiohttp import hdrs, web
 
 from chairlift.api.admission.admission import Access, add_limit_headers, admission
-from chairlift.api.admission.cors import allow_origins
+from chairlift.api.admission.cors import allow_origins, refuse_other_origins
 from chairlift.api.errors import problem_of
 from chairlift.api.generate.answer import log_failure
 from chairlift.api.generate.model_lease import release_model
@@ -79,6 +79,7 @@ def build_app(service: Service) -> web.Application:
     app.cleanup_ctx.append(lag_recording(service.recorder, service.drain))
     app.cleanup_ctx.append(batches_running)
     app.on_response_prepare.extend((_name_request, add_limit_headers))
+    refuse_other_origins(app, settings.cors_origins)
     if settings.cors_origins:
         allow_origins(app, settings.cors_origins)
     for route in ROUTES:

@@ -242,6 +242,13 @@ class Vocabulary:
                 param,
             )
 
+    def beginning(self, text: str, context: int) -> str:
+        """The longest beginning of ``text`` that ``check_chars`` takes.
+
+        It contains the first ``context`` tokens of the text.
+        """
+        return text[: context * self._longest]
+
     def check_ids(self, tokens: Sequence[int], param: str) -> None:
         """Raises RequestError, naming ``param``, for an id outside of the vocabulary."""
         # Checking min and max is faster than a loop over all ids.

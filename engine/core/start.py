@@ -123,6 +123,7 @@ def serve_loaded(
         architecture=loaded.architecture,
         dtype=loaded.dtype,
         device=profile.name(),
+        on_cpu=device.on_cpu,
         vocab_size=vocabulary,
         max_context=min(length for length in contexts if length is not None),
         max_rows=limits.max_rows,

@@ -39,6 +39,8 @@ class ModelInfo(msgspec.Struct, tag=True, frozen=True):
     """Sent once, when the engine is ready.
 
     Attributes:
+        device: the name of the hardware that MLX computes on.
+        on_cpu: whether that is the CPU.
         max_context: maximum tokens of a request, prompt and output: the model's limit, the
             configured one, or what fits the KV memory, whichever is least.
         limits: the scheduler's limits.
@@ -56,6 +58,7 @@ class ModelInfo(msgspec.Struct, tag=True, frozen=True):
     architecture: str
     dtype: str
     device: str
+    on_cpu: bool
     vocab_size: int
     max_context: int
     max_rows: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import time
 import uuid
@@ -120,7 +121,8 @@ class BatchRun:
 
     async def _answer_all(self, path: Path) -> None:
         """Answers all requests that have no result yet."""
-        rules = self._tools.rules
+        # A model that this server no longer has, such as an adapter, fails its own requests only.
+        rules = dataclasses.replace(self._tools.rules, models=None)
         done = await self._tools.storage.run(
             lambda tables: tables.batches.lines_done(self._batch.id)
         )

@@ -12,8 +12,14 @@ from msgspec.structs import replace
 from chairlift.api.errors import StorageFull, UnknownBatch
 from chairlift.api.openai.batches.file_table import FileTable
 from chairlift.api.openai.batches.folder import Folder
-from chairlift.api.openai.batches.output import write_outputs
-from chairlift.api.openai.batches.replies import UNFINISHED, Batch, BatchStatus, RequestCounts
+from chairlift.api.openai.batches.output import remove, write_outputs
+from chairlift.api.openai.batches.replies import (
+    UNFINISHED,
+    Batch,
+    BatchStatus,
+    FileObject,
+    RequestCounts,
+)
 from chairlift.api.schemas.paging import Page
 from chairlift.engine.errors import RequestError
 
@@ -201,24 +207,24 @@ class BatchTable:
             batch = replace(batch, status="expired", expired_at=now)
         else:
             batch = replace(batch, status="completed", completed_at=now)
-        kept = {
-            kind: self._files.keep(path, f"{batch_id}_{kind}.jsonl", "batch_output", seconds)
-            for kind, path in written.paths.items()
-        }
         batch.usage = written.usage
-        if "output" in kept:
-            batch.output_file_id = kept["output"].id
-        if "error" in kept:
-            batch.error_file_id = kept["error"].id
+        kept: dict[str, FileObject] = {}
         try:
+            for kind, path in written.paths.items():
+                name = f"{batch_id}_{kind}.jsonl"
+                kept[kind] = self._files.keep(path, name, "batch_output", seconds)
+            if "output" in kept:
+                batch.output_file_id = kept["output"].id
+            if "error" in kept:
+                batch.error_file_id = kept["error"].id
             with self._folder.transaction() as database:
                 for file in kept.values():
                     self._files.insert(owner, file)
                 self._update(batch)
                 database.execute("DELETE FROM results WHERE batch = ?", (number,))
         except BaseException:
-            for file in kept.values():
-                self._folder.content(file.id).unlink(missing_ok=True)
+            remove(self._folder.content(file.id) for file in kept.values())
+            remove(written.paths.values())
             raise
         return batch
 

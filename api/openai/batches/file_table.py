@@ -64,8 +64,12 @@ class FileTable:
         """
         self.check_room(incoming.stat().st_size)
         file = self.keep(incoming, filename, "batch", seconds)
-        with self._folder.transaction():
-            self.insert(owner, file)
+        try:
+            with self._folder.transaction():
+                self.insert(owner, file)
+        except BaseException:
+            self._folder.content(file.id).unlink(missing_ok=True)
+            raise
         return file
 
     def keep(self, incoming: Path, filename: str, purpose: Purpose, seconds: int) -> FileObject:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,25 +45,33 @@ def write_outputs(
     """
     written: dict[str, Path] = {}
     usage = BatchUsage()
-    for kind, failed in (("output", 0), ("error", 1)):
-        path = folder.new_incoming()
-        with path.open("wb") as file:
-            rows = folder.database.execute(
-                "SELECT result FROM results WHERE batch = ? AND failed = ? ORDER BY line",
-                (number, failed),
-            )
-            for (text,) in rows:
-                file.write(text)
-                add_usage(usage, text)
-            if failed and len(done) < batch.request_counts.total:
-                for text in _not_run(folder, batch, done, max_line_bytes):
+    try:
+        for kind, failed in (("output", 0), ("error", 1)):
+            path = written[kind] = folder.new_incoming()
+            with path.open("wb") as file:
+                rows = folder.database.execute(
+                    "SELECT result FROM results WHERE batch = ? AND failed = ? ORDER BY line",
+                    (number, failed),
+                )
+                for (text,) in rows:
                     file.write(text)
-            is_empty = file.tell() == 0
-        if is_empty:
-            path.unlink()
-        else:
-            written[kind] = path
+                    add_usage(usage, text)
+                if failed and len(done) < batch.request_counts.total:
+                    for text in _not_run(folder, batch, done, max_line_bytes):
+                        file.write(text)
+                is_empty = file.tell() == 0
+            if is_empty:
+                written.pop(kind).unlink()
+    except BaseException:
+        remove(written.values())
+        raise
     return Outputs(written, usage)
+
+
+def remove(paths: Iterable[Path]) -> None:
+    """Deletes files, as far as they exist: the batch is tried again, and the disk may be full."""
+    for path in paths:
+        path.unlink(missing_ok=True)
 
 
 def _not_run(folder: Folder, batch: Batch, done: set[int], max_line_bytes: int) -> list[bytes]:

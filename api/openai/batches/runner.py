@@ -174,7 +174,7 @@ class BatchRunner:
     def _rules(self, batch: Batch) -> LineRules:
         settings = self._service.settings
         return LineRules(
-            *(batch.endpoint, self._service.models.names),
+            *(batch.endpoint, self._service.models.request_names),
             *(settings.max_body_bytes, settings.max_batch_requests),
         )
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import sqlite3
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -16,8 +18,9 @@ from support.api.api_server import MESSAGES, Running, engine_replying, running, 
 from support.api.credentials import ALICE, alice_and_bob
 
 from chairlift.api.admission.keys import ApiKey
-from chairlift.api.openai.batches import batch_run, runner
+from chairlift.api.openai.batches import batch_run, output, runner
 from chairlift.api.openai.batches.batch_table import BatchTable, Result
+from chairlift.api.openai.batches.file_table import FileTable
 from chairlift.api.openai.batches.slots import Slots
 
 URL = "/v1/chat/completions"
@@ -124,6 +127,34 @@ async def test_a_run_that_breaks_begins_again(monkeypatch: pytest.MonkeyPatch) -
         batch = await until_status(server, await begin(server.openai, 3), "completed")
         assert batch.request_counts.completed == 3
         assert len(server.engine.submitted) == 3
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"), [(output, "add_usage"), (FileTable, "keep"), (FileTable, "insert")]
+)
+async def test_an_output_that_does_not_fit_the_disk_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
+) -> None:
+    """Otherwise each further try would fill the disk more."""
+    monkeypatch.setattr(runner, "RETRY_SECONDS", 0.05)
+    work = getattr(owner, name)
+    tries = 0
+
+    def full(*args: Any) -> Any:
+        nonlocal tries
+        tries += 1
+        if 1 < tries < 4:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return work(*args)
+
+    monkeypatch.setattr(owner, name, full)
+    async with running(engine_replying("Hello")) as server:
+        batch = await until_status(server, await begin(server.openai, 2), "completed")
+        folder = server.service.settings.file_dir or Path()
+        assert tries > 3
+        assert list((folder / "incoming").iterdir()) == []
+        names = {path.name for path in (folder / "contents").iterdir()}
+        assert names == {batch.input_file_id, batch.output_file_id}
 
 
 async def test_an_input_in_use_cannot_be_deleted() -> None:

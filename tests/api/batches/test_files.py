@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ import pytest
 from support.api.api_server import Running, engine_replying, running, until
 
 from chairlift.api.errors import StorageUnavailable
+from chairlift.api.openai.batches.file_table import FileTable
 from chairlift.api.openai.batches.folder import default_folder
+from chairlift.api.openai.batches.replies import FileObject
 
 
 @pytest.fixture
@@ -181,6 +184,22 @@ async def test_an_upload_that_ends_early_leaves_nothing(server: Running) -> None
     writer.close()
     await until(lambda: not list(incoming.iterdir()))
     assert server.storage.uploads == 0
+
+
+async def test_an_upload_that_cannot_be_recorded_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk its content would count against no limit until the next start."""
+
+    def full(table: FileTable, owner: str, file: FileObject) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(FileTable, "insert", full)
+    async with running(engine_replying("Hello"), file_dir=tmp_path) as server:
+        with pytest.raises(openai.InternalServerError, match="disk is full"):
+            await server.openai.files.create(file=("a.jsonl", b"{}"), purpose="batch")
+        assert list((tmp_path / "contents").iterdir()) == []
+        assert list((tmp_path / "incoming").iterdir()) == []
 
 
 async def test_two_servers_cannot_share_a_folder(tmp_path: Path) -> None:

@@ -13,7 +13,12 @@ from support.virtual_time import run_virtually
 
 from chairlift.api.errors import ModelBusy, NotReady, UnknownModel
 from chairlift.api.models.entry import ModelPlan
-from chairlift.api.models.lifecycle import MAX_LOADS, RETRY_SECONDS, TURN_SECONDS
+from chairlift.api.models.lifecycle import (
+    MAX_LOADS,
+    MAX_RETRY_SECONDS,
+    RETRY_SECONDS,
+    TURN_SECONDS,
+)
 from chairlift.engine.errors import ModelError, QueueFull
 
 
@@ -110,6 +115,19 @@ def test_requests_that_come_together_share_one_load() -> None:
             await models.pool.acquire(models.entry("a"), None)
         assert await waits == [1] * 20
         assert models.loaders["a"].began == 1
+        await models.pool.close()
+
+    run_virtually(main())
+
+
+def test_a_model_that_has_failed_for_weeks_still_fails_its_requests() -> None:
+    async def main() -> None:
+        models = simulated([lazy("a")], 1, lambda n: SimulatedLoader(n, failures=1))
+        entry = models.entry("a")
+        entry.failures = 1100
+        with pytest.raises(NotReady, match="a: damaged") as refused:
+            await models.pool.acquire(entry, 60)
+        assert refused.value.retry_after == MAX_RETRY_SECONDS
         await models.pool.close()
 
     run_virtually(main())

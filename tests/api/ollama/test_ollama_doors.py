@@ -170,6 +170,15 @@ async def test_requests_without_a_prompt_only_check_the_model() -> None:
         assert not server.engine.submitted
 
 
+@pytest.mark.parametrize("on_cpu", [True, False])
+async def test_weights_are_in_a_gpus_memory_only_where_one_computes(on_cpu: bool) -> None:
+    info = model_info(device="Intel(R) Xeon(R) Processor", on_cpu=on_cpu)
+    async with running(FakeEngine(info, ending("a"))) as server:
+        _, listed = await server.get("/api/ps")
+        [model] = listed["models"]
+        assert model["size_vram"] == (0 if on_cpu else model["size"])
+
+
 @pytest.mark.parametrize("ui", [False, True])
 async def test_the_root_answers(ui: bool) -> None:
     async with running(engine_replying("Hello"), ui=ui) as server:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.api.api_server import CHAT, Running, engine_replying, running
+from support.api.api_server import CHAT, Running, engine_replying, running, until
+from support.api.batches import begin, ended, lines, request, results
 
 from chairlift.api.admission.keys import NO_LIMITS, given_keys
 from chairlift.api.openai.adapters import folder_below
@@ -99,6 +100,38 @@ async def test_a_request_that_is_being_prepared_keeps_its_adapter(
         assert status == 200, reply
         assert server.engine.submitted[-1].adapter == key
         assert adapters.messages[-1] == UnloadAdapter(key)
+
+
+async def test_batches_take_an_adapter_as_a_model(tmp_path: Path) -> None:
+    settings = {"file_dir": tmp_path, "batch_concurrency": 1}
+    names = ("sql", "org/tiny:sql", "org/tiny")
+    content = lines(*(request(number, model=name) for number, name in enumerate(names)))
+    async with adapted(**settings) as (server, adapters):
+        batch = await ended(server.openai, (await begin(server.openai, content)).id)
+        assert batch.status == "completed", batch.errors
+        key = adapters.loaded["sql"].key
+        assert [submit.adapter for submit in server.engine.submitted] == [key, key, ""]
+        unknown = lines(request(0, model="org/tiny:other"))
+        batch = await ended(server.openai, (await begin(server.openai, unknown)).id)
+        assert (batch.status, server.engine.submitted[3:]) == ("failed", [])
+
+
+async def test_an_adapter_that_is_gone_fails_its_lines_of_a_batch_only(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"file_dir": tmp_path, "batch_concurrency": 1}
+    models = ("org/tiny",) * 4 + ("sql",) * 2
+    content = lines(*(request(number, model=name) for number, name in enumerate(models)))
+    adapters = Adapters()
+    await adapters.load("sql", "/adapters/sql")
+    slow = engine_replying("a", adapters=adapters, first_step_seconds=0.2)
+    async with running(slow, **settings) as server:
+        batch_id = (await begin(server.openai, content)).id
+        await until(lambda: len(slow.submitted) >= 2)
+    async with running(engine_replying("b"), **settings) as server:
+        batch = await ended(server.openai, batch_id)
+        assert batch.request_counts is not None
+        assert batch.request_counts.model_dump() == {"total": 6, "completed": 4, "failed": 2}
+        for line in await results(server.openai, batch.error_file_id):
+            assert line["response"]["status_code"] == 404
 
 
 async def test_models_lists_adapters_as_vllm_does() -> None:

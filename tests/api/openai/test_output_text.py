@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from support.api.api_server import (
@@ -16,7 +18,11 @@ from support.api.api_server import (
 )
 from support.api.fake_engine import FakeEngine, Scripted, model_info
 
-from chairlift.api.text.logprobs import clamp
+from chairlift.api.generate.answer import INLINE_SCORED_TOKENS
+from chairlift.api.openai import chat
+from chairlift.api.responses import formatter
+from chairlift.api.schemas.replies import ChatLogprobs
+from chairlift.api.text.logprobs import chat_logprobs, clamp
 from chairlift.engine.messages import Submit
 
 
@@ -60,6 +66,34 @@ async def test_steps_that_arrive_together_are_streamed_token_by_token() -> None:
         assert deltas == {0: ["", "a", "b", "length"], 1: ["", "a", "b", "c", "d", "e", "stop"]}
         assert last["usage"]["completion_tokens"] == 2 + 7
         assert len(engine.stopped) == 1
+
+
+@pytest.mark.parametrize("tokens", [900, 1100])
+async def test_many_logprobs_are_formatted_beside_other_streams(
+    tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log-probabilities of 1,000 tokens with 20 alternatives take 20 to 100 ms."""
+    threads: set[bool] = set()
+
+    def spy(*args: Any) -> ChatLogprobs:
+        threads.add(threading.current_thread() is threading.main_thread())
+        return chat_logprobs(*args)
+
+    monkeypatch.setattr(chat, "chat_logprobs", spy)
+    monkeypatch.setattr(formatter, "chat_logprobs", spy)
+    async with running(engine_replying("a" * (tokens // 2))) as server:
+        body = {**CHAT, "n": 2, "logprobs": True}
+        status, reply = await server.post("/v1/chat/completions", body)
+        assert status == 200
+        contents = [choice["logprobs"]["content"] for choice in reply["choices"]]
+        assert [len(content) for content in contents] == [tokens // 2] * 2
+    async with running(engine_replying("a" * tokens)) as server:
+        body = {"input": "Hi", "include": ["message.output_text.logprobs"]}
+        status, reply = await server.post("/v1/responses", body)
+        assert status == 200
+        assert len(reply["output"][0]["content"][0]["logprobs"]) == tokens
+        assert (await server.get(f"/v1/responses/{reply['id']}")) == (200, reply)
+    assert threads == {tokens <= INLINE_SCORED_TOKENS}
 
 
 async def test_chat_logprobs_in_strict_mode() -> None:

@@ -10,6 +10,7 @@ from array import array
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import pytest
 from support.api.api_server import END, ending, ids, running, until
 from support.api.fake_engine import VECTOR, FakeEngine, FakeStream, Scripted, model_info
@@ -50,6 +51,53 @@ async def test_an_embedding_computes_only_the_prompt() -> None:
         cut = {"input": "abcdef", "truncate_prompt_tokens": 2}
         _, reply = await server.post("/v1/embeddings", cut)
         assert reply["usage"]["prompt_tokens"] == 2
+
+
+async def test_texts_and_tokens_of_any_length_are_truncated() -> None:
+    async with running(FakeEngine(model_info(), empty_reply)) as server:
+        for most, expected in ((3, 3), (-1, 2048)):
+            for given in ("ab" * 100_000, [65, 66] * 100_000):
+                body = {"input": given, "truncate_prompt_tokens": most}
+                status, reply = await server.post("/v1/embeddings", body)
+                assert (status, reply["usage"]["prompt_tokens"]) == (200, expected)
+            # An id that is not in the vocabulary is the client's error, however many there are.
+            body = {"input": [65, 2**70] * 100_000, "truncate_prompt_tokens": most}
+            status, reply = await server.post("/v1/embeddings", body)
+            assert (status, reply["error"]["param"]) == (400, "input")
+        status, reply = await server.post("/v1/embeddings", {"input": "ab" * 100_000})
+        assert (status, reply["error"]["code"]) == (400, "context_length_exceeded")
+        status, reply = await server.post("/api/embed", {"input": "ab" * 100_000})
+        assert (status, reply["prompt_eval_count"]) == (200, 2048)
+
+
+async def test_other_requests_go_on_while_vectors_are_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two thousand vectors of 4,096 numbers take two seconds."""
+    turns = 0
+    seen: list[int] = []
+
+    async def turn() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    encode = msgspec.json.encode
+
+    def spy(value: Any) -> bytes:
+        seen.append(turns)
+        return encode(value)
+
+    monkeypatch.setattr(msgspec.json, "encode", spy)
+    async with running(FakeEngine(model_info(), empty_reply)) as server:
+        other = asyncio.create_task(turn())
+        for path, name in (("/v1/embeddings", "data"), ("/api/embed", "embeddings")):
+            seen.clear()
+            _, reply = await server.post(path, {"input": ["a"] * 20})
+            assert len(reply[name]) == 20
+            assert len(set(seen)) >= 20
+        other.cancel()
 
 
 async def test_more_texts_than_rows_are_computed_in_turn() -> None:

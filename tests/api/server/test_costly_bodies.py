@@ -112,6 +112,14 @@ COSTLY: dict[str, tuple[str, bytes, str | None]] = {
         b'{"name":"f","parameters":{"enum":' + repeated("[]", 2 * MIB) + b"}}}]}",
         "tools[0].function.parameters",
     ),
+    "tools of many properties": (
+        "/v1/chat/completions",
+        b'{"messages":[{"role":"user","content":"a"}],"tool_choice":"required","tools":['
+        b'{"type":"function","function":{"name":"f","parameters":{"properties":{'
+        + b",".join(b'"%d":{"type":"string"}' % number for number in range(30_000))
+        + b"}}}}]}",
+        "messages",
+    ),
     "stops": (
         "/v1/chat/completions",
         b'{"messages":[{"role":"user","content":"a"}],"stop":' + repeated('"a"', 4 * MIB) + b"}",

@@ -82,6 +82,44 @@ async def test_only_named_origins_may_call_from_web_pages() -> None:
         assert not [name for name in response.headers if "access-control" in name.lower()]
 
 
+async def test_pages_of_other_origins_cannot_send_what_browsers_do_not_ask_for() -> None:
+    ours, other = "https://ours.example", "https://other.example"
+    unload = "/v1/models/org/tiny/unload"
+
+    def upload() -> aiohttp.FormData:
+        form = aiohttp.FormData({"purpose": "batch"})
+        form.add_field("file", b"{}", filename="in.jsonl")
+        return form
+
+    async with running(engine_replying("Hello"), cors_origins=(ours,)) as server:
+
+        async def status(path: str, data: object = None, **headers: str) -> int:
+            headers = {name.replace("_", "-"): value for name, value in headers.items()}
+            async with server.http.post(server.url + path, data=data, headers=headers) as response:
+                return response.status
+
+        assert await status("/v1/files", upload(), Origin=other) == 403
+        assert await status("/v1/files", upload(), Origin="null") == 403
+        assert await status("/v1/files", upload(), Origin="http://[") == 403
+        assert await status(unload, Origin=other) == 403
+        assert await status(unload, b"x", Origin=other, Content_Type="text/plain") == 403
+        assert await status(unload, Origin=server.url, Sec_Fetch_Site="same-site") == 403
+        # Not from a page, from the server's own page, directly or behind a proxy, and from ours.
+        assert await status("/v1/files", upload()) == 200
+        assert await status("/v1/files", upload(), Origin=server.url) == 200
+        assert (
+            await status("/v1/files", upload(), Origin=other, Sec_Fetch_Site="same-origin") == 200
+        )
+        assert await status("/v1/files", upload(), Origin=ours, Sec_Fetch_Site="cross-site") == 200
+        # A browser asks before it sends JSON; other programs may have an origin, too.
+        code, _ = await server.post("/v1/chat/completions", CHAT, Origin=other)
+        assert code == 200
+        async with server.http.get(server.url, headers={"Accept-Encoding": "gzip"}) as page:
+            assert page.headers.getall("Vary") == ["Accept-Encoding", "Origin"]
+    async with running(engine_replying("Hello")) as server:
+        assert await status(unload, Origin=ours) == 403
+
+
 async def test_metrics_on_a_separate_port() -> None:
     async with running(engine_replying("Hello"), metrics_port=0) as server:
         status, _ = await server.get("/metrics")

@@ -255,6 +255,7 @@ def model_info(**changes: Any) -> ModelInfo:
         "architecture": "llama",
         "dtype": "float32",
         "device": "cpu",
+        "on_cpu": True,
         "vocab_size": 258,
         "max_context": 2048,
         "max_rows": 8,
