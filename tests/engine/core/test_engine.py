@@ -161,6 +161,24 @@ def test_an_aborted_row_leaves_with_the_next_step() -> None:
     assert bench.core.batch.nbytes == 0, "an empty batch holds no memory"
 
 
+def test_a_chunk_whose_request_is_gone_is_read_before_the_engine_idles() -> None:
+    """Else the time in which the engine idles would count as the chunk's.
+
+    Neither the aborted replay nor the withdrawn request is reported to the metrics.
+    """
+    bench = Bench(tiny_model("llama"))
+    bench.submit("replay", [5] * 200, reading={"replay": True})
+    bench.step()
+    bench.core.abort(Abort("replay"))
+    bench.drain()
+    bench.submit("withdrawn", [5] * 200)
+    bench.step()
+    bench.core.withdraw("withdrawn")
+    bench.drain()
+    assert bench.core.prefill.nbytes == 0
+    assert sum(s.ended_prefill_tokens for s in bench.stats) == 2 * 40
+
+
 def test_logprobs_are_the_models_at_every_position() -> None:
     model = tiny_model("llama", seed=8)
     bench = Bench(model)
