@@ -27,6 +27,7 @@ class Chunks:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
+        self._min_tokens = max(MIN_CHUNK, limits.chunk_multiple)
         self.cost = CostModel()
         # Learns from steps without prompts only: other steps do not show the time of the rows.
         self._rows_only = CostModel()
@@ -69,6 +70,12 @@ class Chunks:
         share = min(alone + whole / LONG_PROMPT_STEPS, LONG_PROMPT_STRETCH * limit)
         return max(limit, stretch * alone, alone + 2 * first, share)
 
+    def least(self, sequence: Sequence) -> int:
+        """The tokens that a prompt needs of the next step so that it advances."""
+        left = sequence.num_tokens - sequence.computed
+        uncut = [len(run) for run in sequence.uncut if run.stop > sequence.computed]
+        return max([min(left, self._min_tokens), *uncut])
+
     def tokens_left(self, sequence: Sequence, begun: int, work: Work, seconds: float) -> float:
         """Returns how many more tokens of a prompt fit the step.
 
@@ -82,7 +89,7 @@ class Chunks:
         """
         max_tokens = self._max_tokens(sequence, work)
         fitting = min(max_tokens, self.cost.tokens_within(work, seconds, begun, sequence.scored))
-        min_tokens = 0 if work.tokens else max(MIN_CHUNK, self._limits.chunk_multiple)
+        min_tokens = 0 if work.tokens else self._min_tokens
         return max(fitting, min(max_tokens, min_tokens))
 
     def size(self, sequence: Sequence, begun: int, work: Work, seconds: float) -> int:

@@ -50,7 +50,11 @@ class ColumnMemory:
         return low
 
     def bytes_alone(self, tokens: int) -> int:
-        """See ``Memory``. Besides its row it may need a prompt cache of the same size."""
+        """See ``Memory``. Besides its row it may need a prompt cache of the same size.
+
+        An output's last token is never fed to the model, so no cache holds it. A prompt without an
+        output has no row, and its cache takes less than both.
+        """
         row = Capacity(1, max(1, tokens - 1))
         return self._max_prompt_bytes(row.columns) + self.geometry.moved(Capacity(0, 0), row)
 

@@ -18,8 +18,8 @@ class Memory(Protocol):
     def bytes_alone(self, tokens: int) -> int:
         """Bytes that a sequence of ``tokens`` prompt and output tokens needs on an idle engine.
 
-        Its last token is never fed to the model, so no cache holds it. If it is preempted near its
-        end, all its other tokens are prefilled again.
+        Any of them may be the prompt's, or all. If it is preempted near its end, all its tokens but
+        the last are prefilled again.
         """
 
     def shortage(self, tokens: int) -> str:

@@ -26,10 +26,12 @@ class PageMemory:
     @property
     def max_context(self) -> int:
         """See ``Memory``."""
+        # One token more would fit if it were an output's last, which is never cached. But a prompt
+        # without an output caches its last token.
         bounds = self.budget.bounds(self.max_step_tokens)
         return min(
             (
-                usable * PAGE_TOKENS + 1
+                usable * PAGE_TOKENS
                 for usable, bound in zip(self.budget.usable, bounds, strict=True)
                 if usable < bound
             ),
@@ -38,7 +40,7 @@ class PageMemory:
 
     def bytes_alone(self, tokens: int) -> int:
         """See ``Memory``."""
-        return self._bytes(self._alone(tokens))
+        return self._bytes(self.prompt(tokens))
 
     def shortage(self, tokens: int) -> str:
         """See ``Memory``."""
@@ -47,7 +49,7 @@ class PageMemory:
             + (f"layers with a window of {window} tokens" if window else "full-attention layers")
             + f" ({usable} exist)"
             for window, pages, usable in zip(
-                self.budget.pages, self._alone(tokens), self.budget.usable, strict=True
+                self.budget.pages, self.prompt(tokens), self.budget.usable, strict=True
             )
         )
         return (
@@ -99,9 +101,6 @@ class PageMemory:
             sum(counts) if most <= bound else sum(min(count, bound) for count in counts)
             for bound in self.budget.bounds(self.geometry.step)
         ]
-
-    def _alone(self, tokens: int) -> tuple[int, ...]:
-        return self.prompt(max(1, tokens - 1))
 
     def _bytes(self, pages: tuple[int, ...]) -> int:
         sizes = (page_bytes(self.geometry, window) for window in self.budget.pages)

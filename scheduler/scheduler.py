@@ -153,10 +153,11 @@ class Scheduler:
     def choose_drafts(self, drafts: Drafts) -> Chosen:
         """The drafts that the next plan would verify, if memory is left for them."""
         decode = self._decode()
-        # Drafts in every step would keep out a prompt that cannot be cut.
-        upcoming = (*self.prefilling, *islice(self.waiting.ready, 1))
-        whole = [len(run) for s in upcoming for run in s.uncut if run.stop > s.computed]
-        room = self.limits.max_step_tokens - len(decode) - max(whole, default=0)
+        rows = len(decode) + sum(s.rows for s in self.prefilling)
+        # Drafts in every step would keep out all prompts.
+        prompts = self._prompts(self.prefilling, rows)
+        least = max(map(self._chunk_sizes.least, prompts), default=0)
+        room = self.limits.max_step_tokens - len(decode) - least
         return self._drafts.choose(drafts, decode, max(0, room))
 
     def plan(self, now: Seq[Capacity], drafts: Chosen | None = None, spent: float = 0.0) -> Plan:
@@ -268,11 +269,16 @@ class Scheduler:
 
         A prediction takes time, and such a step needs none.
         """
-        first = next(self.waiting.ready, None)
-        begins = first is not None and (room.memory.rows < self.limits.max_rows or not first.rows)
-        prompts = [*room.prefill, first] if first is not None and begins else room.prefill
+        prompts = self._prompts(room.prefill, room.memory.rows)
         upcoming = min(prompts, key=lambda s: s.turn, default=None)
         return math.inf if upcoming is None else self._chunk_sizes.seconds(room.work, upcoming)
+
+    def _prompts(self, begun: list[Sequence], rows: int) -> list[Sequence]:
+        """The prompts that have begun, and the first waiting one if any of ``rows`` is free."""
+        first = next(self.waiting.ready, None)
+        if first is None or (first.rows and rows >= self.limits.max_rows):
+            return begun
+        return [*begun, first]
 
     def _plan_of(self, room: _Room, prompts: StepPrompts) -> Plan:
         chunks, cached, places = prompts.chunks, prompts.cached, room.memory.places

@@ -177,7 +177,9 @@ class Sequence:
         if self.forked:
             return [self]
         return [
-            replace(self, tokens=list(self.tokens), index=index, forked=True)
+            replace(
+                self, tokens=list(self.tokens), chunks=list(self.chunks), index=index, forked=True
+            )
             for index in range(self.n)
         ]
 

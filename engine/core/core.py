@@ -174,7 +174,7 @@ class EngineCore:
 
         Requests may still wait for background work, which calls ``wake`` when it has finished.
         """
-        if not self.scheduler.idle or self.pipeline.running.rows:
+        if not self.scheduler.idle or self.pipeline.running.computed:
             return False
         unreported = self._recorder.current.finished or self.outputs.pending
         return not (unreported or any(work.due for work in self._background))

@@ -130,9 +130,9 @@ class Workers:
         thread = threading.Thread(
             target=self._work, args=(process,), name="chairlift-worker", daemon=True
         )
+        thread.start()  # fails if the system has no thread left
         self._threads.append(thread)
         self._idle += 1
-        thread.start()
 
     def _work(self, process: WorkerProcess) -> None:
         """The loop of one thread: runs one job after the other in its process."""

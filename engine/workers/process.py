@@ -76,14 +76,17 @@ class WorkerProcess:
                 raise WorkerFailed("the workers are closed")
             # NOTE: in a new session the process does not get the terminal's Ctrl-C. It ends when
             # its standard input is closed.
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", _CHILD, str(os.getpid()), *self._modules],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-                env=ENVIRONMENT | os.environ,
-            )
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", _CHILD, str(os.getpid()), *self._modules],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                    env=ENVIRONMENT | os.environ,
+                )
+            except OSError as error:  # there is no process, memory or open file left
+                raise WorkerFailed(f"a worker process does not start: {error}") from error
         try:
             self._receive(self._process, LOAD_SECONDS)
         except (TimeoutError, EOFError):
@@ -126,12 +129,12 @@ class WorkerProcess:
         else:
             function, args = fixture.make()
             forgotten = next(iter(self._loaded)) if len(self._loaded) >= MAX_FIXTURES else None
+            if forgotten is not None:  # also by a process that fails to load the next one
+                del self._loaded[forgotten]
             try:
                 self._ask(LoadFixture(fixture.key, function, args, forgotten), LOAD_SECONDS)
             except TooExpensive:
                 raise WorkerFailed("a worker process does not load its fixture") from None
-            if forgotten is not None:
-                self._loaded.pop(forgotten, None)
         self._loaded[fixture.key] = None
 
     def _ask(self, message: LoadFixture | RunJob, seconds: float) -> Any:

@@ -38,7 +38,7 @@ def _pages(usable: int, rows: int = 8, tokens: int = 64) -> Limits:
     ),
     tokens=st.integers(5, 200),
     kv=st.integers(250_000, 500_000),
-    outputs=st.integers(1, 130),
+    outputs=st.integers(0, 130),
 )
 def test_max_context_is_exactly_what_fits_alone(
     geometry: KVGeometry, tokens: int, kv: int, outputs: int
@@ -53,18 +53,28 @@ def test_max_context_is_exactly_what_fits_alone(
     assert (len(loop.finished), loop.preemptions) == (1, 0)
     if bounded and longest < 1500:
         scheduler = Scheduler(limits)
-        scheduler.add(make_sequence("too long", longest, outputs=1))
+        scheduler.add(make_sequence("too long", longest + 1, outputs=0))
         assert not scheduler.plan([NO_CAPACITY]).chunks, "it fits at no time"
+
+
+@pytest.mark.parametrize("outputs", [0, 1, 100])
+def test_the_longest_request_is_served_and_delays_no_other_for_ever(outputs: int) -> None:
+    loop = EngineLoop(_pages(3))
+    longest = loop.scheduler.limits.max_context
+    loop.scheduler.add(make_sequence("longest", longest - outputs, outputs))
+    loop.scheduler.add(make_sequence("other", 3, 3, arrival=1.0))
+    loop.drain()
+    assert [s.request_id for s in loop.finished] == ["longest", "other"]
 
 
 def test_a_shortage_is_explained_in_pages() -> None:
     limits = Limits(4, 24, 60_000, GEOMETRY, paged=True)
     # 6 pages of each kind; the window needs no more than 31 + 24 tokens.
-    assert limits.max_context == 5 * 64 + 1
-    assert limits.bytes_alone(321) == 5 * 64 * 100 + 2 * 64 * 50
-    assert limits.shortage(322) == (
-        "322 tokens need 2 pages of 64 tokens in layers with a window of 32 tokens (5 exist), "
-        "6 pages of 64 tokens in full-attention layers (5 exist) in 60000 bytes of KV memory; 321 "
+    assert limits.max_context == 5 * 64
+    assert limits.bytes_alone(320) == 5 * 64 * 100 + 2 * 64 * 50
+    assert limits.shortage(321) == (
+        "321 tokens need 2 pages of 64 tokens in layers with a window of 32 tokens (5 exist), "
+        "6 pages of 64 tokens in full-attention layers (5 exist) in 60000 bytes of KV memory; 320 "
         "tokens are the most"
     )
 

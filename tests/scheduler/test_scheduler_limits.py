@@ -32,7 +32,7 @@ def test_max_context_is_exactly_what_fits_alone(geometry: KVGeometry) -> None:
     limits = Limits(4, 24, 60_000, geometry)
     longest = limits.max_context
     assert limits.bytes_alone(longest) <= limits.kv_bytes < limits.bytes_alone(longest + 1)
-    for outputs in (1, 3, longest - 1):
+    for outputs in (0, 1, 3, longest - 1):
         loop = EngineLoop(limits)
         loop.scheduler.add(make_sequence("alone", longest - outputs, outputs))
         loop.drain()

@@ -7,8 +7,6 @@ import random
 import pytest
 from support.scheduler.loop import EngineLoop, make_limits, make_sequence
 
-from chairlift.scheduler.sequence import Sequence
-
 
 @pytest.mark.parametrize("seed", range(5))
 def test_no_chunk_ends_inside(seed: int) -> None:
@@ -31,29 +29,3 @@ def test_no_chunk_ends_inside(seed: int) -> None:
         assert ends[sequence][-1] >= sequence.prompt_tokens
         (whole,) = sequence.uncut
         assert not [end for end in ends[sequence] if whole.start < end < whole.stop]
-
-
-def test_drafts_leave_room_for_a_prompt_that_cannot_be_cut(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    loop = EngineLoop(make_limits())
-    scheduler, most = loop.scheduler, loop.scheduler.limits.max_step_tokens
-    rooms: list[int] = []
-
-    def choose(drafts: object, rows: list[Sequence], room: int) -> dict[Sequence, list[int]]:
-        rooms.append(room)
-        return {}
-
-    monkeypatch.setattr(scheduler._drafts, "choose", choose)
-    scheduler.add(make_sequence("row", 4, 50))
-    while not scheduler.running:
-        loop.step()
-    scheduler.choose_drafts({})
-    for name, size in (("whole", 20), ("longer than what is left", most)):
-        sequence = make_sequence(name, size, 5)
-        sequence.uncut = (range(size),)
-        scheduler.add(sequence)
-        scheduler.waiting.unblock_ready()
-        scheduler.choose_drafts({})
-        scheduler.finish(sequence)
-    assert rooms == [most - 1, most - 1 - 20, 0]

@@ -126,6 +126,16 @@ def test_choices_share_a_prefill_and_differ_by_seed() -> None:
     assert [choice.n for choice in bench.finished].count(3) == 3
 
 
+def test_choices_without_room_together_report_their_own_chunks() -> None:
+    bench = Bench(tiny_model("llama"), rows=2)
+    bench.submit("n", list(range(5, 80)), 3, n=3)
+    bench.drain()
+    for index in range(3):
+        times = bench.outputs["n", index][0].prefill_times
+        assert times is not None
+        assert sum(tokens for _, tokens in times.chunks) == 75
+
+
 def test_a_stop_token_ends_a_row_and_min_tokens_delays_it() -> None:
     model = tiny_model("llama", seed=4)
     prompt = [11, 12, 13]
@@ -159,6 +169,24 @@ def test_an_aborted_row_leaves_with_the_next_step() -> None:
     assert [c.reason for c in bench.finished] == ["abort", "abort", "abort", "length"]
     assert "queued" not in bench.core.requests
     assert bench.core.batch.nbytes == 0, "an empty batch holds no memory"
+
+
+def test_a_chunk_whose_request_is_gone_is_read_before_the_engine_idles() -> None:
+    """Else the time in which the engine idles would count as the chunk's.
+
+    Neither the aborted replay nor the withdrawn request is reported to the metrics.
+    """
+    bench = Bench(tiny_model("llama"))
+    bench.submit("replay", [5] * 200, reading={"replay": True})
+    bench.step()
+    bench.core.abort(Abort("replay"))
+    bench.drain()
+    bench.submit("withdrawn", [5] * 200)
+    bench.step()
+    bench.core.withdraw("withdrawn")
+    bench.drain()
+    assert bench.core.prefill.nbytes == 0
+    assert sum(s.ended_prefill_tokens for s in bench.stats) == 2 * 40
 
 
 def test_logprobs_are_the_models_at_every_position() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -140,6 +142,20 @@ async def test_a_job_gets_its_own_fixture_and_a_process_keeps_those_used_last(
     assert loads == [*range(MAX_FIXTURES + 1), 1]
 
 
+async def test_a_fixture_that_gave_way_to_a_broken_one_is_loaded_again(workers: Workers) -> None:
+    kept = Fixture(lambda: (jobs.identity, ("kept",)))
+    others = [Fixture(lambda: (jobs.identity, (0,))) for _ in range(MAX_FIXTURES - 1)]
+    one = Workers(MODULES, processes=1)
+    try:
+        for fixture in (kept, *others):
+            await one.run(Job(jobs.identity, (), fixture=fixture))
+        with pytest.raises(WorkerFailed, match="a bug"):
+            await one.run(Job(jobs.identity, (), fixture=Fixture(lambda: (jobs.bug, ()))))
+        assert await one.run(Job(jobs.identity, (), fixture=kept)) == "kept"
+    finally:
+        one.close()
+
+
 async def test_a_client_with_many_jobs_does_not_delay_another() -> None:
     workers = Workers(MODULES, processes=1)
     try:
@@ -246,6 +262,46 @@ async def test_a_job_whose_process_failed_to_start_tries_again(
         assert await workers.run(Job(jobs.identity, (1,))) == 1
     finally:
         workers.close()
+
+
+async def test_jobs_are_done_after_the_system_had_no_process_left(
+    monkeypatch: pytest.MonkeyPatch, workers: Workers
+) -> None:
+    start, fails = subprocess.Popen, iter([True, True])
+
+    def popen(*arguments: Any, **options: Any) -> Any:
+        if next(fails, False):
+            raise BlockingIOError("Resource temporarily unavailable")
+        return start(*arguments, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    one = Workers(MODULES, processes=1)
+    try:
+        with pytest.raises(WorkerFailed, match="temporarily unavailable"):
+            await asyncio.wait_for(one.run(Job(jobs.identity, (1,))), 180)
+        assert await asyncio.wait_for(one.run(Job(jobs.identity, (2,))), 180) == 2
+    finally:
+        one.close()
+
+
+async def test_jobs_are_done_after_the_system_had_no_thread_left(
+    monkeypatch: pytest.MonkeyPatch, workers: Workers
+) -> None:
+    start, fails = threading.Thread.start, iter([True])
+
+    def begin(thread: threading.Thread) -> None:
+        if next(fails, False):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", begin)
+    one = Workers(MODULES, processes=1)
+    try:
+        with pytest.raises(RuntimeError, match="new thread"):
+            await one.run(Job(jobs.identity, (1,)))
+        assert await asyncio.wait_for(one.run(Job(jobs.identity, (2,))), 180) == 2
+    finally:
+        one.close()
 
 
 @given(st.lists(st.sampled_from("abc"), max_size=30))

@@ -58,9 +58,9 @@ class Fuzz:
         self.lengths, self.outputs = rng.choice(
             [
                 ([1, 2, 63, 64, 65, 128, 129, 256, rng.randrange(1, 400)], [0, 1, 2, 30]),
-                (borders, [1, 2, 40]),
+                (borders, [0, 1, 2, 40]),
                 ([rng.randrange(1, 65)], [100, 150]),
-                *([([128, 129, 190], [30, 70, 150])] if paged else []),
+                *([([128, 129, 190], [30, 70, 150]), ([600], [0, 1, 30])] if paged else []),
             ]
         )
         self.aborts = rng.choice([0.0, 0.0, 0.01])
@@ -107,16 +107,14 @@ class Fuzz:
         rng = self.rng
         longest = min(600, self.limits.max_context)
         tokens = rng.choice(self.lengths)
-        tokens = max(1, min(tokens, longest - 1))
-        outputs = min(rng.choice(self.outputs), longest - tokens)
+        outputs = rng.choice(self.outputs)
+        tokens = max(1, min(tokens, longest - min(1, outputs)))
+        outputs = min(outputs, longest - tokens)
         trunk = rng.choice(self.trunks)
         shared = rng.choice([0, tokens // 2, tokens - 3, tokens])
         prompt = [*trunk[: max(0, shared)], *(rng.randrange(9, 99) for _ in range(tokens))][:tokens]
-        n = (
-            rng.choice([1, 1, 1, 1, 2, 3, self.limits.max_rows + rng.randrange(2)])
-            if outputs
-            else 1
-        )
+        many = [1, 1, 1, 1, 2, 3, self.limits.max_rows + rng.randrange(2)]
+        n = rng.choice(many) if outputs else 1
         sequence = Sequence(
             *(name, prompt, outputs),
             n=n,

@@ -18,6 +18,7 @@ class EngineLoop:
 
     Attributes:
         in_flight: sequences whose tokens of the last step are not read yet.
+        ends: sequences without an output whose prompt ended in the last step.
         first_step: the step in which each sequence began first.
     """
 
@@ -27,6 +28,7 @@ class EngineLoop:
         self.pools = PagePools(limits) if limits.paged else None
         self.joined: dict[Sequence, Sequence] = {}
         self.in_flight: list[Sequence] = []
+        self.ends: list[Sequence] = []
         self.finished: list[Sequence] = []
         self.preemptions = 0
         self.first_step: dict[Sequence, int] = {}
@@ -55,7 +57,10 @@ class EngineLoop:
                 if len(sequence.tokens) == sequence.max_total_tokens:
                     scheduler.finish(sequence)
                     self.finished.append(sequence)
-        self.in_flight = [*plan.decode, *plan.joins]
+        for sequence in self.ends:
+            scheduler.finish(sequence)
+            self.finished.append(sequence)
+        self.in_flight, self.ends = [*plan.decode, *plan.joins], list(plan.ends)
         return plan
 
     def _check_columns(self, plan: Plan) -> None:
