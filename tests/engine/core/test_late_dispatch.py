@@ -65,7 +65,10 @@ def _bench(kind: TinyKind, dispatcher: Dispatcher, folder: Path, **options: Any)
 
 
 def _served(bench: Bench, seed: int) -> dict[tuple[str, int], list[TokenOutput]]:
-    """The outputs of random requests of all forms, which come one by one; some are aborted."""
+    """The outputs of random requests of all forms, which come one by one; some are aborted.
+
+    Then come rows that outgrow the memory together, so that some are preempted.
+    """
     rng = random.Random(seed)
     shared = [rng.randrange(3, 60) for _ in range(70)]
     for number in range(REQUESTS):
@@ -85,7 +88,11 @@ def _served(bench: Bench, seed: int) -> dict[tuple[str, int], list[TokenOutput]]
             bench.core.abort(Abort(str(rng.randrange(number + 1)), "abort"))
         for _ in range(rng.randrange(5)):
             bench.step()
+    for number, params in enumerate(SAMPLING):
+        own = {"seed": seed, **params}
+        bench.submit(f"long {number}", [7 + number], 100, **own)
     bench.drain()
+    assert sum(stats.preemptions for stats in bench.stats)
     return bench.outputs
 
 
@@ -124,7 +131,7 @@ def test_random_requests(
 def test_drafts(kind: TinyKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = _served(_bench(kind, CallerDispatch(), tmp_path / "caller"), seed=9)
     tokens = {choice: [t for o in each for t in o.token_ids] for choice, each in plain.items()}
-    right = {str(i): [tokens.get((str(i), n), []) for n in range(2)] for i in range(REQUESTS)}
+    right = {name: [tokens.get((name, n), []) for n in range(2)] for name, _ in tokens}
     with late_dispatch(monkeypatch) as dispatcher:
         drafts: dict[str, Any] = {"draft": 4, "propose": oracles(right, 0.3)}
         bench = _bench(kind, dispatcher, tmp_path / "late", **drafts)
