@@ -176,14 +176,16 @@ def test_a_revision_is_fetched(tmp_path: Path) -> None:
     assert "--revision needs a model of the hub" in refused.stderr
 
 
-def killed_midway(hub: Hub, here: dict[str, str]) -> Path:
-    """Kills a fetch when half of the weights were sent; returns the partial file."""
+def stalled(
+    hub: Hub, here: dict[str, str], name: str = "model.safetensors", model: str = NAME
+) -> tuple[subprocess.Popen[bytes], Path]:
+    """Begins a fetch that stops when half of a file was sent; returns it and the partial file."""
     blobs = Path(here["HF_HOME"], "hub", "models--some-org--some-model", "blobs")
     before = set(blobs.glob("*"))
-    hub.stalls.add("model.safetensors")
+    hub.stalls.add(name)
     hub.half_sent.clear()
     process = subprocess.Popen(
-        [*COMMAND, "fetch", NAME], env=os.environ | here, stderr=subprocess.DEVNULL
+        [*COMMAND, "fetch", model], env=os.environ | here, stderr=subprocess.DEVNULL
     )
     assert hub.half_sent.wait(60)
     deadline = time.monotonic() + 180
@@ -192,10 +194,35 @@ def killed_midway(hub: Hub, here: dict[str, str]) -> Path:
     ):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+    return process, left[0]
+
+
+def killed_midway(hub: Hub, here: dict[str, str]) -> Path:
+    """Kills a fetch when half of the weights were sent; returns the partial file."""
+    process, partial = stalled(hub, here)
     process.kill()
     process.wait()
     hub.downloads.clear()
-    return left[0]
+    return partial
+
+
+@pytest.mark.slow
+def test_a_fetch_keeps_what_others_have_begun(tmp_path: Path) -> None:
+    files = {"m.Q4_0.gguf": WEIGHTS, "m.Q8_0.gguf": bytes(reversed(WEIGHTS))}
+    with serving(Hub(NAME, files)) as hub:
+        here = environment(hub, tmp_path)
+        other, partial = stalled(hub, here, "m.Q4_0.gguf", f"{NAME}:Q4_0")
+        assert chairlift("fetch", f"{NAME}:Q8_0", **here).returncode == 0
+        assert partial.exists()
+        # A new version without that file, which the other process still downloads.
+        newer = WEIGHTS[::2] * 2
+        hub.files, hub.commit = {"m.Q8_0.gguf": newer}, "d" * 40
+        assert chairlift("fetch", f"{NAME}:Q8_0", **here).returncode == 0
+        assert partial.exists()
+        other.kill()
+        other.wait()
+        assert chairlift("fetch", f"{NAME}:Q8_0", **here).returncode == 0
+        assert not partial.exists()
 
 
 @pytest.mark.slow
