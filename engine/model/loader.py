@@ -160,7 +160,7 @@ def _open_directory(
     sees = profile.current().on_cpu and served_vision_type(config, text_only) is not None
     if dtype is not None and dtype == mx.float32 and (sees or not keep_quantized):
         model = dequantize_model(model)
-    quantized = any(key in config for key in _QUANTIZATION_KEYS)
+    quantized = any(config.get(key) for key in _QUANTIZATION_KEYS)
     return _OpenedModel(model, config, _max_context(config), quantized)
 
 
