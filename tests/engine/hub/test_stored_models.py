@@ -202,6 +202,13 @@ def test_the_doctor_accepts_this_machine_and_reports_a_used_port() -> None:
     assert set(report["findings"][0]) == {"topic", "value", "advice", "serves"}
 
 
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1", "a..b"])
+def test_the_doctor_blames_no_server_for_a_wrong_address(host: str) -> None:
+    (found,) = [finding for finding in diagnose(host, 0) if finding.topic == "port"]
+    assert not found.serves
+    assert "an address of this machine" in str(found.advice)
+
+
 @pytest.mark.slow
 def test_importing_mlx_lm_keeps_the_limit_of_open_files() -> None:
     limit = "resource.setrlimit(resource.RLIMIT_NOFILE, (900, 1000))"
