@@ -6,12 +6,15 @@ import argparse
 import json
 import re
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from chairlift.engine.messages.speculative_config import parse_config
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMGT]?)(?:I?B)?", re.IGNORECASE)
 
 _COUNT = re.compile(r"(\d{1,16}(?:\.\d{1,9})?)([kKmM]?)", re.ASCII)
+# Messages between processes have no larger integers.
+_LIMIT = 1 << 63
 _FACTORS = {"": 1, "k": 1000, "K": 1 << 10, "m": 10**6, "M": 1 << 20}
 
 
@@ -28,7 +31,10 @@ def byte_size_or_zero(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size like 4G, 512M or 4096")
-    return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
+    size = float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " ")
+    if size >= _LIMIT:
+        raise argparse.ArgumentTypeError(f"{text!r:.40} is more than any machine has")
+    return int(size)
 
 
 def directory(text: str) -> Path:
@@ -48,9 +54,9 @@ def existing_file(text: str) -> Path:
 
 
 def positive(text: str) -> int:
-    """Parses an integer above 0."""
-    if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    """Parses an integer from 1 to 2**63 - 1."""
+    if not (_is_whole(text) and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0, and below 2**63")
     return int(text)
 
 
@@ -76,9 +82,13 @@ def share(text: str) -> float:
 
 def whole(text: str) -> int:
     """Parses an integer from 0 to 2**63 - 1."""
-    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) < 1 << 63):
+    if not _is_whole(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number below 2**63")
     return int(text)
+
+
+def _is_whole(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 20 and int(text) < _LIMIT
 
 
 def port(text: str) -> int:
@@ -89,8 +99,13 @@ def port(text: str) -> int:
 
 
 def http_url(text: str) -> str:
-    """Checks that an address begins with http:// or https://."""
-    if not text.startswith(("http://", "https://")):
+    """Checks that an address begins with http:// or https://, and names a host."""
+    try:
+        parts = urlsplit(text)
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        valid = False
+    if not valid:
         raise argparse.ArgumentTypeError(f"{text!r} is not an http:// or https:// address")
     return text
 

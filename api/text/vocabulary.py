@@ -88,6 +88,8 @@ class Vocabulary:
         self._known = len(tokenizer)
         vocabulary = tokenizer.get_vocab()
         self._longest = max(map(len, vocabulary))
+        # Some models lack the tokens that were last added to their tokenizers.
+        self._has_unknown = max(vocabulary.values()) >= size
         # The marks of a prompt with a gap, or None for a model that fills none.
         self.fill_in = FillIn.of_vocabulary(vocabulary)
         self._rendering = TimeLimitedThreads(TEMPLATE_SECONDS)
@@ -107,9 +109,16 @@ class Vocabulary:
         """The token ids of a text; ``param`` is the name of its field, for errors.
 
         Raises:
-            RequestError: tokenizing takes too long or too much memory.
+            RequestError: tokenizing takes too long or too much memory, or the text has a token that
+                the model lacks.
             QueueFull: too many long texts are waiting.
         """
+        tokens = await self._encode(text, add_special_tokens, param)
+        if self._has_unknown:
+            self.check_ids(tokens, param)
+        return tokens
+
+    async def _encode(self, text: str, add_special_tokens: bool, param: str) -> list[int]:
         chars = len(text)
         if chars > THREAD_CHARS and has_backend(self._tokenizer):
             job = Job(token_ids, (text, add_special_tokens), TOKENIZE_SECONDS, self._splitting)

@@ -17,10 +17,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.positional_encoding import RoPE
-from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 from mlx.utils import tree_flatten, tree_unflatten
-from mlx_lm.models.switch_layers import QuantizedSwitchLinear
-from mlx_lm.utils import dequantize_model
 
 from chairlift.engine.cpu import elementwise, experts, host_linear, host_mlp
 from chairlift.engine.cpu.attention import attend
@@ -31,10 +28,10 @@ from chairlift.engine.cpu.views import view
 from chairlift.engine.device import memory
 from chairlift.engine.model.attention import install as install_attention
 from chairlift.engine.model.attention import names_of
+from chairlift.engine.model.dequantize import QUANTIZED, dequantize_model
 
 # The packages whose model files share functions.
 _PACKAGES = ("mlx_lm", "mlx_vlm")
-_QUANTIZED = (QuantizedLinear, QuantizedEmbedding, QuantizedSwitchLinear)
 # How many times as large weights of 4 bits are in float32 and, for AMX, in bfloat16 besides; and
 # the share of the free memory that they may take.
 _DEQUANTIZED, _AMX_SHARE = 11, 0.5
@@ -131,20 +128,18 @@ def _dequantize_others(model: Any) -> None:
         if all(projections) and len(set(map(_form, projections))) > 1:
             mixed |= set(map(id, projections))
     for name, layer in model.named_modules():
-        if isinstance(layer, _QUANTIZED) and layer.scales.dtype in (mx.float32, mx.uint8):
+        if isinstance(layer, QUANTIZED) and layer.scales.dtype in (mx.float32, mx.uint8):
             if id(layer) not in mixed and Quantized.of(layer) is not None:
                 continue
             holder: Any = Module()
             holder.layer = layer
             dequantize_model(holder)
-            plain = holder.layer
-            plain.weight = plain.weight.astype(mx.float32)
-            model.update_modules(tree_unflatten([(name, plain)]))
+            model.update_modules(tree_unflatten([(name, holder.layer)]))
 
 
 def _form(layer: Any) -> tuple[int, int] | None:
     """The group and bits of a layer whose quantized weights the kernel reads."""
-    weight = Quantized.of(layer) if isinstance(layer, _QUANTIZED) else None
+    weight = Quantized.of(layer) if isinstance(layer, QUANTIZED) else None
     return None if weight is None else (weight.group, weight.bits)
 
 

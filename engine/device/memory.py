@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +10,7 @@ import mlx.core as mx
 
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.device.buffers import BufferCache
+from chairlift.engine.device.control_group import group_memory
 from chairlift.engine.device.limits import max_rows
 from chairlift.engine.device.profile import DeviceProfile, current
 from chairlift.engine.errors import ModelError
@@ -71,19 +71,20 @@ def _device_memory() -> int | None:
 def total_host_memory() -> int:
     """Bytes of the host's memory, as far as this process may use it."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    with suppress(OSError, ValueError):  # a control group without a limit says "max"
-        total = min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    return total
+    group = group_memory()
+    return total if group is None else min(total, group.limit)
 
 
 def free_host_memory() -> int:
-    """Bytes that the host can still allocate; on macOS all of its memory."""
+    """Bytes that this process can still allocate on the host; on macOS all of its memory."""
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         for line in meminfo.read_text().splitlines():
             if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+                free = int(line.split()[1]) * 1024
+    group = group_memory()
+    return free if group is None else min(free, group.free)
 
 
 class EngineMemory(NamedTuple):

@@ -86,10 +86,14 @@ def sha256_of(path: Path) -> str:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Locks the file; the kernel releases the lock even if this process is killed."""
+def locked(path: Path, wait: bool = True) -> Iterator[None]:
+    """Locks the file; the kernel releases the lock even if this process is killed.
+
+    Raises:
+        BlockingIOError: another process has locked it, and this one should not ``wait``.
+    """
     with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
 
 

@@ -11,7 +11,7 @@ from chairlift.engine.errors import ModelError, UnsupportedModel
 
 WEIGHTS = "model*.safetensors"
 # More layers than any model has; mlx-lm would make them all before it compares them with the files.
-_MAX_LAYERS = 10_000
+MAX_LAYERS = 10_000
 _LAYER_KEYS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 # One of these files has a tokenizer's vocabulary.
 _TOKENIZERS = {"tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json"}
@@ -74,7 +74,7 @@ def read_config(path: Path) -> dict[str, Any]:
         raise ModelError(f"{file}: lacks 'model_type', the name of the model's architecture")
     for key in _LAYER_KEYS:
         layers = config.get(key)
-        if isinstance(layers, int) and not 0 < layers <= _MAX_LAYERS:
+        if isinstance(layers, int) and not 0 < layers <= MAX_LAYERS:
             raise ModelError(f"{file}: damaged, {key} is {layers}; fetch it again")
     return config
 

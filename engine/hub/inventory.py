@@ -86,7 +86,9 @@ def _gguf(path: Path, name: str) -> StoredModel:
         architecture = GGUFFile(path).get("general.architecture", str, UNKNOWN)
     except ModelError as error:
         architecture = f"({str(error).removeprefix(f'{path}: ')})"
-    return StoredModel(name, architecture, path.stat().st_size, path)
+    # The target of a link may be missing.
+    size = path.stat().st_size if path.exists() else 0
+    return StoredModel(name, architecture, size, path)
 
 
 def _architecture(folder: Path) -> str:

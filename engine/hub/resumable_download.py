@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -25,19 +26,21 @@ _SUFFIX = ".incomplete"
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """A file that is missing in the hub's cache.
+    """A large file of a model of the hub.
 
     Attributes:
+        name: its path in the repository.
         size: in bytes.
         blobs: the folder of the model's files, which are named by their SHA-256.
-        lock: the file that the hub's client locks while it downloads this one.
+        locks: the folder of the files that the hub's client locks while it downloads one.
     """
 
+    name: str
     url: str
     sha256: str
     size: int
     blobs: Path
-    lock: Path
+    locks: Path
 
     @property
     def complete(self) -> Path:
@@ -49,6 +52,11 @@ class HubFile:
         """The path of the file while it is incomplete."""
         return self.blobs / (self.sha256 + _SUFFIX)
 
+    @property
+    def lock(self) -> Path:
+        """The file that the hub's client locks while it downloads this one."""
+        return self.locks / f"{self.sha256}.lock"
+
 
 def fetch_large_files(model: str, patterns: list[str], revision: str | None = None) -> None:
     """Downloads a hub model's missing large files into the hub's cache, resuming begun ones.
@@ -57,18 +65,21 @@ def fetch_large_files(model: str, patterns: list[str], revision: str | None = No
         OSError: a file had a wrong checksum twice.
         Exception: whatever the hub's client raises.
     """
-    files = _missing(model, patterns, revision)
+    files = _large_files(model, revision)
     for file in files:
+        wanted = any(fnmatch(file.name, pattern) for pattern in patterns)
+        if not wanted or file.complete.exists():
+            continue
         file.blobs.mkdir(parents=True, exist_ok=True)
-        file.lock.parent.mkdir(parents=True, exist_ok=True)
+        file.locks.mkdir(parents=True, exist_ok=True)
         with locked(file.lock):
             if not file.complete.exists():
                 _fetch(file)
     if files:
-        _remove_stale(files[0].blobs)
+        _remove_stale(files)
 
 
-def _missing(model: str, patterns: list[str], revision: str | None) -> list[HubFile]:
+def _large_files(model: str, revision: str | None) -> list[HubFile]:
     # Imported here because the import takes half a second.
     from huggingface_hub import HfApi, constants, hf_hub_url
     from huggingface_hub.file_download import repo_folder_name
@@ -77,20 +88,16 @@ def _missing(model: str, patterns: list[str], revision: str | None) -> list[HubF
     folder = repo_folder_name(repo_id=model, repo_type="model")
     blobs, locks = cache / folder / "blobs", cache / ".locks" / folder
     info = HfApi().model_info(model, revision=revision, files_metadata=True)
-    missing = []
+    files = []
     for file in info.siblings or []:
-        if not any(fnmatch(file.rfilename, pattern) for pattern in patterns):
-            continue
         # A file without a SHA-256 is stored in git, and small. The very largest files are not
         # available by plain HTTP.
-        if file.lfs is None or (blobs / file.lfs.sha256).exists():
-            continue
-        if _LARGE_BYTES <= file.lfs.size <= constants.MAX_HTTP_DOWNLOAD_SIZE:
+        if file.lfs and _LARGE_BYTES <= file.lfs.size <= constants.MAX_HTTP_DOWNLOAD_SIZE:
             # The revision is a commit, so that the file cannot change meanwhile.
             url = hf_hub_url(model, file.rfilename, revision=info.sha)
-            lock = locks / f"{file.lfs.sha256}.lock"
-            missing.append(HubFile(url, file.lfs.sha256, file.lfs.size, blobs, lock))
-    return missing
+            name, sha256, size = file.rfilename, file.lfs.sha256, file.lfs.size
+            files.append(HubFile(name, url, sha256, size, blobs, locks))
+    return files
 
 
 def _fetch(file: HubFile) -> None:
@@ -124,9 +131,16 @@ def _download(file: HubFile) -> None:
         )
 
 
-def _remove_stale(blobs: Path) -> None:
-    """Removes incomplete files that the model's newest version no longer has."""
-    for left in blobs.glob("*" + _SUFFIX):
+def _remove_stale(files: list[HubFile]) -> None:
+    """Removes incomplete files that this version of the model does not have.
+
+    A file that another process is downloading stays.
+    """
+    blobs, locks = files[0].blobs, files[0].locks
+    known = {file.partial for file in files}
+    locks.mkdir(parents=True, exist_ok=True)
+    for left in set(blobs.glob("*" + _SUFFIX)) - known:
         # NOTE: the hub's client adds a random part to such names, and removes its files itself.
         if _SHA256.fullmatch(left.stem):
-            left.unlink()
+            with suppress(BlockingIOError), locked(locks / f"{left.stem}.lock", wait=False):
+                left.unlink(missing_ok=True)

@@ -59,6 +59,8 @@ def fetch(model: str, revision: str | None = None) -> ModelSource:
 def _found(
     model: str, trust_remote_code: bool, download_any: Download, revision: str | None
 ) -> ModelSource:
+    if not model:  # otherwise, an unset variable would mean the current directory
+        raise ModelError("the model's name is empty")
     is_local = model == DEFAULT_MODEL or os.path.exists(os.path.expanduser(model))
     if revision is not None and is_local:
         raise ModelError(f"{model}: --revision needs a model of the hub, and this is none")

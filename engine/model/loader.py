@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten
-from mlx_lm.utils import dequantize_model
 from mlx_lm.utils import load_model as load_directory
 from safetensors import SafetensorError, safe_open
 
@@ -26,6 +25,7 @@ from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.messages import Loading, OnProgress, silent
 from chairlift.engine.model.adapters import adapt
 from chairlift.engine.model.architecture import check_architecture, served_vision_type
+from chairlift.engine.model.dequantize import dequantize_model
 from chairlift.engine.model.vision.families import is_installed, vision_type
 from chairlift.engine.model.vision.loading import load_vision_model
 
@@ -160,7 +160,7 @@ def _open_directory(
     sees = profile.current().on_cpu and served_vision_type(config, text_only) is not None
     if dtype is not None and dtype == mx.float32 and (sees or not keep_quantized):
         model = dequantize_model(model)
-    quantized = any(key in config for key in _QUANTIZATION_KEYS)
+    quantized = any(config.get(key) for key in _QUANTIZATION_KEYS)
     return _OpenedModel(model, config, _max_context(config), quantized)
 
 
@@ -218,11 +218,13 @@ def _read(arrays: list[mx.array], on_progress: OnProgress, read_bytes: int) -> N
 
 
 def _cast(model: Module, dtype: mx.Dtype) -> None:
-    """Casts floating-point parameters, except those that the model's class exempts."""
+    """Casts floating-point parameters, except those that MLX or the model's class exempts."""
     may_cast = getattr(model, "cast_predicate", lambda _: True)
 
     def is_cast(path: str, array: mx.array) -> bool:
-        return mx.issubdtype(array.dtype, mx.floating) and may_cast(path)
+        # NOTE: MLX takes nvfp4's scale of a whole weight only as float32.
+        exempt = path.endswith(".global_scale")
+        return mx.issubdtype(array.dtype, mx.floating) and not exempt and may_cast(path)
 
     old = _parameters(model)
     new = [(path, array.astype(dtype)) for path, array in old.items() if is_cast(path, array)]

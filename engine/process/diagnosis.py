@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import resource
@@ -205,7 +206,12 @@ def _port(host: str, port: int) -> Finding:
             # As the server does, so that recently closed connections do not block the port.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
-    except OSError as error:
-        advice = "another server may be running there: end it, or choose another --port"
-        return Finding("port", f"{host}:{port}: {error.strerror}", advice, serves=False)
+    except (OSError, ValueError) as error:  # an invalid name is a UnicodeError or a ValueError
+        advice = "give the name or an address of this machine, and a port that you may use"
+        reason: object = error
+        if isinstance(error, OSError):
+            reason = error.strerror
+            if error.errno == errno.EADDRINUSE:
+                advice = "another server may be running there: end it, or choose another --port"
+        return Finding("port", f"{host}:{port}: {reason}", advice, serves=False)
     return Finding("port", f"{host}:{port} is free")

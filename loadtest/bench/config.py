@@ -128,7 +128,8 @@ class BenchConfig:
         for name in ("cancel_rate", "slow_reader_rate"):
             fraction = getattr(self, name)
             yield not 0 <= fraction <= 1, f"{_flag(name)} is a part of 1: between 0 and 1"
-        yield self.num_warmups < 0, "--num-warmups must not be negative"
+        for name in ("num_warmups", "seed"):
+            yield getattr(self, name) < 0, f"{_flag(name)} must not be negative"
         yield (
             not 0 <= self.random_range_ratio < 1,
             "--random-range-ratio must be at least 0 and below 1",

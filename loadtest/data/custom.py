@@ -22,7 +22,8 @@ def custom_requests(path: Path, count: int, output_len: int | None) -> list[Work
         UsageError: the file cannot be read, is empty, or a line has another format.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Not splitlines, for which some characters within a text end a line, too.
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--dataset-path: {error}") from error
     requests = [

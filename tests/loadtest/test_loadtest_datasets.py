@@ -76,6 +76,14 @@ def files(tmp_path: Path) -> Path:
     return tmp_path
 
 
+async def test_a_line_of_prompts_may_have_any_character(tmp_path: Path) -> None:
+    path, prompts = tmp_path / "custom.jsonl", ["a\u2028b\x85c", "d"]
+    lines = [json.dumps({"prompt": prompt}, ensure_ascii=False) for prompt in prompts]
+    path.write_text("\r\n".join(lines), encoding="utf-8", newline="")
+    requests, _ = await workload(dataset_name="custom", dataset_path=str(path), num_prompts=2)
+    assert [request.prompt for request in requests] == prompts
+
+
 async def test_prefix_repetition_shares_its_prefixes_evenly() -> None:
     requests, offsets = await workload(
         dataset_name="prefix_repetition",

@@ -187,6 +187,7 @@ def test_a_sweep_runs_each_value_with_new_prompts(
         (("--sweep", "request-rate=4,4"), "two or more different values"),
         (("--sweep", "request-rate=0,4"), "--request-rate must be greater than 0"),
         (("--sweep", "request-rate=1,2", "--request-rate", "3"), "leave that flag out"),
+        (("--seed", "-1"), "--seed must not be negative"),
         (("--duration", "5"), "--duration needs --request-rate"),
         (("--duration", "0", "--request-rate", "1"), "--duration must be greater than 0"),
         (("--ramp-up-strategy", "linear"), "go together"),

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from chairlift.engine.errors import UnsupportedModel
+from chairlift.engine.errors import ModelError, UnsupportedModel
+from chairlift.engine.hub.folder_check import MAX_LAYERS
 from chairlift.engine.hub.gguf.file import GGUFFile
 
 _MODEL_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text"}
 
 # llama.cpp's defaults for missing keys.
 _ROPE_BASE = 10_000.0
+_YARN_BETA_FAST, _YARN_BETA_SLOW = 32.0, 1.0
 _GEMMA3_LOCAL_ROPE_BASE = 10_000.0
 _GEMMA3_PATTERN = 6
 # Gemma 3 27B has this many layers. It alone scales attention by the hidden size per head instead of
@@ -38,6 +40,9 @@ def model_config(file: GGUFFile) -> dict[str, Any]:
     if "token_embd.weight" not in file.tensors:
         raise UnsupportedModel(f"{file.path}: it has no tensor token_embd.weight")
     hidden = file.require(f"{arch}.embedding_length", int)
+    layers = file.require(f"{arch}.block_count", int)
+    if not 0 < layers <= MAX_LAYERS:
+        raise ModelError(f"{file.path}: damaged, {arch}.block_count is {layers}")
     heads = _per_layer(file, f"{arch}.attention.head_count")
     if heads <= 0:
         raise UnsupportedModel(f"{file.path}: {arch}.attention.head_count is {heads}")
@@ -47,7 +52,7 @@ def model_config(file: GGUFFile) -> dict[str, Any]:
     config: dict[str, Any] = {
         "model_type": _MODEL_TYPES[arch],
         "hidden_size": hidden,
-        "num_hidden_layers": file.require(f"{arch}.block_count", int),
+        "num_hidden_layers": layers,
         "intermediate_size": _per_layer(file, f"{arch}.feed_forward_length"),
         "num_attention_heads": heads,
         "num_key_value_heads": _per_layer(file, kv_key) if kv_key in file.metadata else heads,
@@ -89,6 +94,10 @@ def _rope_scaling(file: GGUFFile, arch: str) -> dict[str, Any] | None:
     legacy = file.get(f"{arch}.rope.scale_linear", float, 0.0)
     kind = file.get(f"{arch}.rope.scaling.type", str, "linear" if factor or legacy else "none")
     factor = factor or legacy or 1.0
+    for name in ("attn_factor", "yarn_attn_factor", "yarn_ext_factor"):
+        key = f"{arch}.rope.scaling.{name}"
+        if file.get(key, float, 1.0) != 1.0:
+            raise UnsupportedModel(f"{file.path}: {key} {file.metadata[key]:g} is not supported")
     if kind == "none" or (kind == "linear" and factor == 1.0):
         return None
     if kind == "linear":
@@ -100,6 +109,8 @@ def _rope_scaling(file: GGUFFile, arch: str) -> dict[str, Any] | None:
             "rope_type": "yarn",
             "factor": factor,
             "original_max_position_embeddings": original,
+            "beta_fast": file.get(f"{arch}.rope.scaling.yarn_beta_fast", float, _YARN_BETA_FAST),
+            "beta_slow": file.get(f"{arch}.rope.scaling.yarn_beta_slow", float, _YARN_BETA_SLOW),
         }
     raise UnsupportedModel(f"{file.path}: RoPE scaling {kind!r} is not supported for {arch}")
 

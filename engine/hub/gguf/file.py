@@ -67,7 +67,8 @@ class GGUFFile:
 
     Raises:
         ModelError: the file cannot be read, is truncated or is not a GGUF file.
-        UnsupportedModel: its version, byte order or a tensor's type is not supported.
+        UnsupportedModel: it is a part of a model, or its version, byte order or a tensor's type is
+            not supported.
     """
 
     def __init__(self, path: Path) -> None:
@@ -84,6 +85,11 @@ class GGUFFile:
         for _ in range(key_count):
             key = cursor.string()
             self.metadata[key] = cursor.value(cursor.integer("<I"))
+        if (parts := self.get("split.count", int, 1)) > 1:
+            raise UnsupportedModel(
+                f"{path}: it is one of the {parts} parts of a model; join them: "
+                "llama-gguf-split --merge FIRST-PART NEW.gguf"
+            )
         infos = [self._read_tensor_info(cursor) for _ in range(tensor_count)]
         alignment = self.get("general.alignment", int, _DEFAULT_ALIGNMENT)
         if alignment <= 0 or alignment & (alignment - 1):

@@ -16,7 +16,7 @@ from support.paths import ROOT
 
 from chairlift.api.cli.arguments.parser import CommandParser
 from chairlift.api.cli.engine_settings import engine_config
-from chairlift.api.cli.flags import byte_size
+from chairlift.api.cli.flags import byte_size, http_url, positive
 from chairlift.api.cli.main import main
 from chairlift.api.cli.serve import add_arguments
 from chairlift.api.cli.serve_flags import output_flags
@@ -49,10 +49,24 @@ def test_sizes(text: str, size: int) -> None:
     assert byte_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "G", "-1", "0", "4X", "1e9", "four"])
+@pytest.mark.parametrize("text", ["", "G", "-1", "0", "4X", "1e9", "four", "8388608T", "9" * 400])
 def test_bad_sizes(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError):
         byte_size(text)
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.0", str(1 << 63)])
+def test_bad_counts(text: str) -> None:
+    assert positive(str((1 << 63) - 1)) == (1 << 63) - 1
+    with pytest.raises(argparse.ArgumentTypeError):
+        positive(text)
+
+
+@pytest.mark.parametrize("text", ["127.0.0.1:8000", "http://", "http://[", "http://host:99999"])
+def test_bad_addresses(text: str) -> None:
+    assert http_url("http://[::1]:8000/a") == "http://[::1]:8000/a"
+    with pytest.raises(argparse.ArgumentTypeError):
+        http_url(text)
 
 
 def test_the_command_line_imports_nothing_slow() -> None:

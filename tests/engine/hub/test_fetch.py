@@ -181,6 +181,11 @@ def test_names_resolve_to_files_and_directories(tmp_path: Path) -> None:
     assert (default.name, default.kind) == (DEFAULT_MODEL, "gguf")
 
 
+def test_an_empty_name_is_not_the_current_directory() -> None:
+    with pytest.raises(ModelError, match="the model's name is empty"):
+        resolve("")
+
+
 @pytest.mark.parametrize("model", ["/no/such/dir", "no-such.gguf", "org/no.gguf", "word", "a/b/c"])
 def test_a_missing_model_is_an_error(model: str) -> None:
     with pytest.raises(ModelError, match="no such file or directory") as caught:

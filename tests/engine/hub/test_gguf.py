@@ -13,6 +13,7 @@ import pytest
 from gguf.constants import GGMLQuantizationType as GGMLType
 from mlx.utils import tree_flatten
 from mlx_lm.models import llama
+from mlx_lm.models.rope_utils import initialize_rope
 from support.models import default_model_path, write_tiny_gguf
 from support.tiny import TinyKind, tiny_config, tiny_model
 
@@ -130,6 +131,24 @@ def test_linear_scaling_applies_to_gemma3s_global_layers_only(tmp_path: Path) ->
     assert scales == [1, 1 / 8, 1]
 
 
+def test_yarns_ramp_is_the_files(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    names = {"type": "yarn", "factor": 4.0, "original_context_length": 1024}
+    for ramp in ({}, {"yarn_beta_fast": 8.0, "yarn_beta_slow": 4.0}):
+        metadata = {f"llama.rope.scaling.{key}": value for key, value in (names | ramp).items()}
+        write_tiny_gguf(path, "llama", tiny_model("llama"), metadata=metadata)
+        scaling: dict[str, Any] = {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 1024,
+        }
+        scaling |= {key.removeprefix("yarn_"): value for key, value in ramp.items()}
+        config = tiny_config("llama")
+        expected = initialize_rope(config["head_dim"], config["rope_theta"], False, scaling)
+        found = _build(path).layers[0].self_attn.rope
+        assert mx.allclose(found._freqs, expected._freqs).item()
+
+
 def test_the_window_pattern_may_be_a_list(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     key = "gemma3.attention.sliding_window_pattern"
@@ -149,11 +168,15 @@ def test_the_window_pattern_may_be_a_list(tmp_path: Path) -> None:
         ({"llama.expert_count": 8}, UnsupportedModel, "mixture-of-experts"),
         ({"llama.block_count": None}, ModelError, "llama.block_count is missing"),
         ({"llama.block_count": "two"}, ModelError, "llama.block_count is not of type int"),
+        ({"llama.block_count": 2**31}, ModelError, "damaged, llama.block_count is 2147483648"),
         ({"llama.block_count": 3}, ModelError, "do not match the metadata: Missing"),
         ({"llama.attention.head_count": 8}, ModelError, "do not match the metadata"),
         ({"llama.attention.head_count": [4, 2]}, UnsupportedModel, "differs from layer to layer"),
         ({"llama.rope.dimension_count": 8}, UnsupportedModel, "rope.dimension_count 8 differs"),
         ({"llama.rope.scaling.type": "longrope"}, UnsupportedModel, "RoPE scaling 'longrope'"),
+        ({"llama.rope.scaling.attn_factor": 0.5}, UnsupportedModel, "attn_factor 0.5 is not"),
+        ({"llama.rope.scaling.yarn_ext_factor": 0.5}, UnsupportedModel, "ext_factor 0.5 is not"),
+        ({"split.count": 3, "split.no": 0}, UnsupportedModel, "one of the 3 parts of a model"),
     ],
 )
 def test_bad_metadata_is_a_one_line_error(

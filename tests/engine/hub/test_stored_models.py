@@ -8,14 +8,14 @@ import socket
 import struct
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from support.engine.fake_hub import COMMIT, Hub, serving
+from support.engine.fetches import COMMAND, FILES, NAME, STEP, WEIGHTS, environment, run_chairlift
 
 # Imported before a test replaces ``profile.current``: it would keep the replacement.
-import chairlift.engine.device.memory
+import chairlift.engine.device.memory  # noqa: F401
 from chairlift.api.cli.main import main
 from chairlift.engine.cpu.blas import BlasReport
 from chairlift.engine.device.profile import CPU
@@ -23,51 +23,12 @@ from chairlift.engine.hub.inventory import stored_models
 from chairlift.engine.process import diagnosis
 from chairlift.engine.process.diagnosis import diagnose
 
-NAME = "some-org/some-model"
-# The hub's client resumes at a multiple of 10 MiB.
-STEP = 10 << 20
-WEIGHTS = bytes(range(256)) * 90_000
-FILES = {
-    "config.json": b'{"model_type": "llama"}',
-    "model.safetensors": WEIGHTS,
-    "README.md": b"not needed",
-}
-
-
-COMMAND = [
-    sys.executable,
-    "-c",
-    "from chairlift.api.cli.main import main; raise SystemExit(main())",
-]
-
-
-def chairlift(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-        env=os.environ | environment,
-    )
-
-
-def environment(hub: Hub, folder: Path) -> dict[str, str]:
-    return {
-        "HF_ENDPOINT": hub.url,
-        "HF_HOME": str(folder),
-        "HF_HUB_OFFLINE": "0",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "NO_PROXY": "127.0.0.1",
-        "CHAIRLIFT_CACHE": str(folder / "ours"),
-    }
-
 
 @pytest.mark.slow
 def test_a_hub_model_is_fetched_resumed_checked_repaired_and_listed(tmp_path: Path) -> None:
     with serving(Hub(NAME, FILES, breaks={"model.safetensors"})) as hub:
         here = environment(hub, tmp_path)
-        done = chairlift("fetch", NAME, **here)
+        done = run_chairlift("fetch", NAME, **here)
         assert done.returncode == 0, done.stderr
         path = Path(done.stdout.strip())
         assert path.name == COMMIT
@@ -77,28 +38,28 @@ def test_a_hub_model_is_fetched_resumed_checked_repaired_and_listed(tmp_path: Pa
         assert hub.ranges == [f"bytes={STEP}-"]
         assert not (path / "README.md").exists()
         hub.downloads.clear()
-        assert chairlift("fetch", NAME, **here).returncode == 0
+        assert run_chairlift("fetch", NAME, **here).returncode == 0
         assert hub.downloads == []
         blob = weights.resolve()
         blob.chmod(0o644)
         blob.write_bytes(WEIGHTS[:-1] + b"!")
-        repaired = chairlift("fetch", NAME, **here)
+        repaired = run_chairlift("fetch", NAME, **here)
         assert repaired.returncode == 0, repaired.stderr
         assert "damaged, fetched again: model.safetensors" in repaired.stderr
         assert weights.read_bytes() == WEIGHTS
         assert hub.downloads == ["model.safetensors"]
-        (listed,) = json.loads(chairlift("models", "--json", **here).stdout)
+        (listed,) = json.loads(run_chairlift("models", "--json", **here).stdout)
         assert (listed["name"], listed["architecture"]) == (NAME, "llama")
         assert listed["size"] == len(WEIGHTS) + len(FILES["config.json"])
         assert listed["path"] == str(path)
         hub.lies.add("model.safetensors")
         blob.unlink()
         weights.unlink()
-        wrong = chairlift("fetch", NAME, **here)
+        wrong = run_chairlift("fetch", NAME, **here)
         assert wrong.returncode == 1
         assert "has another checksum" in wrong.stderr.splitlines()[-1]
         assert not blob.exists()
-        unknown = chairlift("fetch", "some-org/other", **here)
+        unknown = run_chairlift("fetch", "some-org/other", **here)
         assert unknown.returncode == 1
         assert "no such file, directory, or model" in unknown.stderr.splitlines()[-1]
 
@@ -109,14 +70,14 @@ def test_a_gguf_file_of_a_repository_is_fetched_by_its_name(tmp_path: Path) -> N
     files = {"m.Q4_0.gguf": WEIGHTS, "sub/m.Q8_0.gguf": WEIGHTS[:100], "README.md": b"text"}
     with serving(Hub(NAME, files)) as hub:
         here = environment(hub, tmp_path)
-        refused = chairlift("fetch", NAME, **here)
+        refused = run_chairlift("fetch", NAME, **here)
         assert refused.returncode == 1
         (line,) = [each for each in refused.stderr.splitlines() if "error:" in each]
         assert "has only GGUF files" in line
         assert f"{NAME}:m.Q4_0.gguf, {NAME}:sub/m.Q8_0.gguf" in line
         assert hub.downloads == []
         for name in ("m.Q4_0.gguf", "sub/m.Q8_0.gguf"):
-            done = chairlift("fetch", f"{NAME}:{name}", **here)
+            done = run_chairlift("fetch", f"{NAME}:{name}", **here)
             assert done.returncode == 0, done.stderr
             assert Path(done.stdout.strip()).read_bytes() == files[name]
             assert "Traceback" not in done.stderr
@@ -125,10 +86,10 @@ def test_a_gguf_file_of_a_repository_is_fetched_by_its_name(tmp_path: Path) -> N
         blob = Path(done.stdout.strip()).resolve()
         blob.chmod(0o644)
         blob.write_bytes(WEIGHTS[1:101])
-        repaired = chairlift("fetch", f"{NAME}:sub/m.Q8_0.gguf", **here)
+        repaired = run_chairlift("fetch", f"{NAME}:sub/m.Q8_0.gguf", **here)
         assert "damaged, fetched again: sub/m.Q8_0.gguf" in repaired.stderr
         assert blob.read_bytes() == WEIGHTS[:100]
-        unknown = chairlift("fetch", f"{NAME}:m.Q4_1.gguf", **here)
+        unknown = run_chairlift("fetch", f"{NAME}:m.Q4_1.gguf", **here)
         assert unknown.returncode == 1
         assert f"no such file; the nearest: {NAME}:m.Q4_0.gguf" in unknown.stderr
 
@@ -139,15 +100,15 @@ def test_a_gguf_file_is_fetched_by_its_quantization(tmp_path: Path) -> None:
     with serving(Hub(NAME, {**files, "mmproj-IQ4_XS.gguf": b"x"})) as hub:
         here = environment(hub, tmp_path)
         for tag in ("Q4_K_M", "iq4_xs"):
-            done = chairlift("fetch", f"{NAME}:{tag}", **here)
+            done = run_chairlift("fetch", f"{NAME}:{tag}", **here)
             assert done.returncode == 0, done.stderr
             path = Path(done.stdout.strip())
             assert (path.name, path.read_bytes()) == (f"m-{tag.upper()}.gguf", tag.upper().encode())
-        unknown = chairlift("fetch", f"{NAME}:Q4_K", **here)
+        unknown = run_chairlift("fetch", f"{NAME}:Q4_K", **here)
         assert unknown.returncode == 1
         assert f"it has {NAME}:IQ4_XS, {NAME}:Q4_K_M, {NAME}:Q4_K_S" in unknown.stderr
     # Without a network, the files in the cache are found.
-    again = chairlift("fetch", f"{NAME}:Q4_K_M", **here)
+    again = run_chairlift("fetch", f"{NAME}:Q4_K_M", **here)
     assert "cannot be reached" in again.stderr or "cannot be fetched" in again.stderr
     command = (
         "from chairlift.engine.hub.source import resolve; import sys; "
@@ -168,72 +129,12 @@ def test_a_gguf_file_is_fetched_by_its_quantization(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_revision_is_fetched(tmp_path: Path) -> None:
     with serving(Hub(NAME, FILES)) as hub:
-        done = chairlift("fetch", NAME, "--revision", "v2", **environment(hub, tmp_path))
+        done = run_chairlift("fetch", NAME, "--revision", "v2", **environment(hub, tmp_path))
         assert done.returncode == 0, done.stderr
         # Its checksums are those of its commit.
         assert {"v2"} <= hub.revisions <= {"v2", COMMIT}
-    refused = chairlift("fetch", "--revision", "v2")
+    refused = run_chairlift("fetch", "--revision", "v2")
     assert "--revision needs a model of the hub" in refused.stderr
-
-
-def killed_midway(hub: Hub, here: dict[str, str]) -> Path:
-    """Kills a fetch when half of the weights were sent; returns the partial file."""
-    blobs = Path(here["HF_HOME"], "hub", "models--some-org--some-model", "blobs")
-    before = set(blobs.glob("*"))
-    hub.stalls.add("model.safetensors")
-    hub.half_sent.clear()
-    process = subprocess.Popen(
-        [*COMMAND, "fetch", NAME], env=os.environ | here, stderr=subprocess.DEVNULL
-    )
-    assert hub.half_sent.wait(60)
-    deadline = time.monotonic() + 180
-    while not (
-        left := [new for new in set(blobs.glob("*")) - before if new.stat().st_size >= STEP]
-    ):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    process.kill()
-    process.wait()
-    hub.downloads.clear()
-    return left[0]
-
-
-@pytest.mark.slow
-def test_a_killed_fetch_is_resumed_by_the_next_run(tmp_path: Path) -> None:
-    with serving(Hub(NAME, FILES)) as hub:
-        here = environment(hub, tmp_path)
-        partial = killed_midway(hub, here)
-        done = chairlift("fetch", NAME, **here)
-        assert done.returncode == 0, done.stderr
-        weights = Path(done.stdout.strip()) / "model.safetensors"
-        assert weights.read_bytes() == WEIGHTS
-        assert hub.ranges == [f"bytes={STEP}-"]
-        assert hub.downloads == ["model.safetensors", "config.json"]
-        assert weights.is_symlink()
-        assert not partial.exists()
-
-
-@pytest.mark.slow
-def test_partial_files_of_a_killed_fetch_are_checked(tmp_path: Path) -> None:
-    with serving(Hub(NAME, FILES)) as hub:
-        here = environment(hub, tmp_path)
-        partial = killed_midway(hub, here)
-        # A new version of the model: no bytes of the old one are used.
-        newer = bytes(reversed(WEIGHTS))
-        hub.files, hub.commit = {**FILES, "model.safetensors": newer}, "d" * 40
-        again = killed_midway(hub, here)
-        assert again != partial
-        with again.open("r+b") as file:
-            file.write(b"damaged")
-        done = chairlift("fetch", NAME, **here)
-        assert done.returncode == 0, done.stderr
-        path = Path(done.stdout.strip())
-        assert path.name == hub.commit
-        assert (path / "model.safetensors").read_bytes() == newer
-        assert hub.ranges == [f"bytes={STEP}-"]
-        assert "of an earlier run is damaged, fetched again" in done.stderr
-        assert not partial.exists()
-        assert not again.exists()
 
 
 def gguf(architecture: str) -> bytes:
@@ -254,6 +155,7 @@ def test_models_in_folders_are_listed_with_broken_ones(
     (folder / "deep" / "er").mkdir(parents=True)
     (folder / "deep" / "er" / "small.gguf").write_bytes(gguf("qwen3"))
     (folder / "broken.gguf").write_bytes(gguf("qwen3")[:-3])
+    (folder / "link.gguf").symlink_to(folder / "gone.gguf")
     for name, config in (("whole", b'{"model_type": "gemma3"}'), ("odd", b"[]"), ("no", b"{")):
         (folder / name).mkdir()
         (folder / name / "config.json").write_bytes(config)
@@ -265,6 +167,8 @@ def test_models_in_folders_are_listed_with_broken_ones(
         if model.path.is_relative_to(folder)
     }
     assert found.pop("broken.gguf")[0].startswith("(truncated")
+    reason, size = found.pop("link.gguf")
+    assert ("No such file" in reason, size) == (True, 0)
     assert found == {
         "deep/er/small.gguf": ("qwen3", len(gguf("qwen3"))),
         "whole": ("gemma3", 124),
@@ -284,8 +188,8 @@ def test_models_in_folders_are_listed_with_broken_ones(
 def test_the_doctor_accepts_this_machine_and_reports_a_used_port() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        busy = chairlift("doctor", "--port", str(port))
-    free = chairlift("doctor", "--port", str(port), "--json")
+        busy = run_chairlift("doctor", "--port", str(port))
+    free = run_chairlift("doctor", "--port", str(port), "--json")
     assert (busy.returncode, free.returncode) == (1, 0)
     (line,) = [line for line in busy.stdout.splitlines() if line.startswith("NO")]
     assert line.split()[1:3] == ["port", f"127.0.0.1:{port}:"]
@@ -296,6 +200,13 @@ def test_the_doctor_accepts_this_machine_and_reports_a_used_port() -> None:
     for topic in ("python", "chairlift", "mlx", "mlx-lm", "device", "kernels", "free memory"):
         assert topic in topics
     assert set(report["findings"][0]) == {"topic", "value", "advice", "serves"}
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1", "a..b"])
+def test_the_doctor_blames_no_server_for_a_wrong_address(host: str) -> None:
+    (found,) = [finding for finding in diagnose(host, 0) if finding.topic == "port"]
+    assert not found.serves
+    assert "an address of this machine" in str(found.advice)
 
 
 @pytest.mark.slow

@@ -118,12 +118,19 @@ def test_a_quantized_directory_stays_quantized_if_it_should(tmp_path: Path) -> N
 
     kept = load_model(_directory(path), "auto", keep_quantized=keep).model
     assert sizes == [(path / "model.safetensors").stat().st_size]
+    assert load_model(_directory(path), "auto").quantized
     layer = kept.model.layers[0].mlp.up_proj
     assert type(layer) is nn.QuantizedLinear
     assert layer.scales.dtype == mx.float32
     tokens = mx.array([[1, 5, 2, 7]])
     expected = load_model(_directory(path), "auto").model(tokens)
     assert mx.allclose(kept(tokens), expected, rtol=1e-3, atol=1e-3).item()
+
+
+def test_a_null_quantization_is_none(tmp_path: Path) -> None:
+    path = tiny_model_dir(tmp_path, "llama")
+    _edit_config(path, quantization=None, quantization_config=None)
+    assert not load_model(_directory(path), "auto").quantized
 
 
 def test_a_quantized_directory_is_dequantized_on_the_cpu(tmp_path: Path) -> None:

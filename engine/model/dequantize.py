@@ -1,0 +1,48 @@
+"""Dequantizes the layers of a model that computes in float32."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
+from mlx_lm import utils
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear
+
+QUANTIZED = (QuantizedLinear, QuantizedEmbedding, QuantizedSwitchLinear)
+
+
+def dequantize_model(model: Module) -> Module:
+    """Replaces quantized layers by layers with float32 weights.
+
+    mlx-lm's function makes bfloat16 weights of quantizations without biases, and leaves out the
+    scale that nvfp4 may have for each expert.
+    """
+    weights = [
+        (f"{path}.weight", _weight(layer))
+        for path, layer in model.named_modules()
+        if isinstance(layer, QUANTIZED)
+    ]
+    model = utils.dequantize_model(model)
+    model.load_weights(weights, strict=False)
+    return model
+
+
+def _weight(layer: Any) -> mx.array:
+    """The float32 weight of a quantized layer."""
+    dequantize = partial(
+        mx.dequantize,
+        group_size=layer.group_size,
+        bits=layer.bits,
+        mode=layer.mode,
+        dtype=mx.float32,
+    )
+    expert_scales = layer.get("global_scale")
+    if expert_scales is None:
+        return dequantize(layer.weight, layer.scales, layer.get("biases"))
+    experts = zip(layer.weight, layer.scales, expert_scales, strict=True)
+    return mx.stack(
+        [dequantize(weight, scales, global_scale=scale) for weight, scales, scale in experts]
+    )
