@@ -334,8 +334,9 @@ def _resized(buffer: mx.array, capacity: Capacity, kept: Sequence[Sequence[Span]
     if all(not spans or spans[0].start == 0 for spans in kept) and width <= capacity.columns:
         rows = min(rows, len(kept))
         moved[:rows, :, :width] = buffer[:rows, :, :width]
-        return moved
-    for row, spans in enumerate(kept):
-        tokens = sum(span.width for span in spans)
-        moved[row, :, :tokens] = gather(buffer[row : row + 1], spans)[0]
-    return moved
+    else:
+        for row, spans in enumerate(kept):
+            tokens = sum(span.width for span in spans)
+            moved[row, :, :tokens] = gather(buffer[row : row + 1], spans)[0]
+    # NOTE: what is assigned to all of ``moved`` shares the old buffer's memory and would keep it.
+    return mx.contiguous(moved)
