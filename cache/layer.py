@@ -280,8 +280,10 @@ class LayerCache:
 
     def _clear(self, rows: slice, columns: slice) -> None:
         if self.keys is not None and self.values is not None:
-            self.keys[rows, :, columns] = _zero(self.keys.dtype)
-            self.values[rows, :, columns] = _zero(self.values.dtype)
+            for buffer in (self.keys, self.values):
+                # NOTE: a number that is assigned to all of a buffer becomes its only memory, into
+                # which ``host_places`` points.
+                buffer[rows, :, columns] = _zeros(buffer[rows, :, columns].shape, buffer.dtype)
 
     def _scatter(self, keys: mx.array, values: mx.array) -> None:
         """Writes a step's new tokens, each row's from its cursor on, round the ring."""

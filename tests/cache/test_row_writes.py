@@ -193,6 +193,19 @@ def test_numpy_writes_nothing_that_is_still_to_be_read(
         assert mx.array_equal(found, expected).item()
 
 
+def test_numpy_writes_into_columns_of_an_only_row_that_were_all_cleared() -> None:
+    """All of both buffers once was the one zero that fills others as well."""
+    batch = filled([FULL], [3])
+    host_step(batch)
+    batch.leave([0], nonfinite=[0])
+    batch.join()
+    for _ in range(3):
+        host_step(batch)
+    assert_rows_hold_their_tokens(batch)
+    batch.resize(Capacity(2, 100))
+    assert not np.array(batch.attention[0].keys)[0, :, 3:].any()
+
+
 def test_numpy_writes_into_an_isolated_copy_only() -> None:
     batch = filled([FULL], [3, 7])
     host_step(batch)
