@@ -92,7 +92,7 @@ def test_a_layer_that_the_model_never_writes_to(tmp_path: Path) -> None:
     batch.join()
     with batch.step(12):
         piece = kv_piece(12)
-        batch.parts[0].update_and_fetch(piece.keys, piece.values)
+        batch.attention[0].update_and_fetch(piece.keys, piece.values)
     live = batch.extract(0)
     node = make_node(MODEL, "", TOKENS, 0, pack(batch.kinds, live))
     template = template_of(batch.kinds, live)
