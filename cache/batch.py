@@ -161,7 +161,9 @@ class BatchCache:
         for layer, piece in zip(self._parts, state.layers, strict=True):
             if not isinstance(layer, LayerCache):
                 layer.put(row, piece if isinstance(piece, StatePiece) else None)
-            elif isinstance(piece, AttentionPiece):
+                continue
+            layer.rewind()
+            if isinstance(piece, AttentionPiece):
                 newest = piece.newest(layer.ring.columns).loaded()
                 layer.ring.place(row, newest.tokens)
                 layer.put(row, newest)

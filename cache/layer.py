@@ -280,8 +280,10 @@ class LayerCache:
 
     def _clear(self, rows: slice, columns: slice) -> None:
         if self.keys is not None and self.values is not None:
-            self.keys[rows, :, columns] = _zero(self.keys.dtype)
-            self.values[rows, :, columns] = _zero(self.values.dtype)
+            for buffer in (self.keys, self.values):
+                # NOTE: a number that is assigned to all of a buffer becomes its only memory, into
+                # which ``host_places`` points.
+                buffer[rows, :, columns] = _zeros(buffer[rows, :, columns].shape, buffer.dtype)
 
     def _scatter(self, keys: mx.array, values: mx.array) -> None:
         """Writes a step's new tokens, each row's from its cursor on, round the ring."""
@@ -334,8 +336,9 @@ def _resized(buffer: mx.array, capacity: Capacity, kept: Sequence[Sequence[Span]
     if all(not spans or spans[0].start == 0 for spans in kept) and width <= capacity.columns:
         rows = min(rows, len(kept))
         moved[:rows, :, :width] = buffer[:rows, :, :width]
-        return moved
-    for row, spans in enumerate(kept):
-        tokens = sum(span.width for span in spans)
-        moved[row, :, :tokens] = gather(buffer[row : row + 1], spans)[0]
-    return moved
+    else:
+        for row, spans in enumerate(kept):
+            tokens = sum(span.width for span in spans)
+            moved[row, :, :tokens] = gather(buffer[row : row + 1], spans)[0]
+    # NOTE: what is assigned to all of ``moved`` shares the old buffer's memory and would keep it.
+    return mx.contiguous(moved)

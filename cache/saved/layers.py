@@ -267,8 +267,9 @@ def check_kv(layer: SavedLayer) -> int:
     keys, values = (tensor.data.shape for tensor in layer.tensors if tensor is not None)
     fits = len(keys) == len(values) == 4 and keys[2] == values[2] and keys[0] == values[0]
     require(fits and keys[0] == 1, f"keys {keys}, values {values}: not [1, heads, tokens, dim]")
-    # A dim may be 0: some models keep keys only.
-    require(all(keys[:3]) and all(values[:3]), f"keys {keys}, values {values}: an empty axis")
+    # A dim may be 0: some models keep keys only. A layer that was never written has no heads.
+    written = bool(keys[1]) == bool(values[1]) and keys[2] > 0
+    require(written, f"keys {keys}, values {values}: an empty axis")
     return int(keys[2])
 
 

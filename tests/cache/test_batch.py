@@ -263,3 +263,20 @@ def test_a_join_takes_the_bytes_of_the_joining_row_and_no_more() -> None:
         mx.eval(batch.state)
         assert mx.get_peak_memory() - before <= 1.05 * joiner.nbytes
         assert mx.get_active_memory() == before
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_buffers_that_lose_rows_free_their_memory_at_once(rows: int) -> None:
+    """Full windows fill the new buffers, too, so nothing of these is left to zeros."""
+    batch = BatchCache([LayerKind(64)] * 2)
+    for _ in range(32):
+        batch.join(columns=100)
+    for _ in range(64):
+        with batch.step(1):
+            for layer in batch.layers:
+                layer.update_and_fetch(*mx.ones((2, 32, 4, 1, 64)))
+        mx.eval(batch.state)
+    batch.leave(range(rows, 32))
+    other = mx.get_active_memory() - batch.nbytes
+    batch.resize(Capacity(rows, 100))
+    assert mx.get_active_memory() - other <= batch.nbytes + (16 << 10)

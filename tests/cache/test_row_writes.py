@@ -15,7 +15,7 @@ from chairlift.cache.batch import BatchCache
 from chairlift.cache.capacity import Capacity
 from chairlift.cache.layer import LayerCache
 from chairlift.cache.quantized import Quantization
-from chairlift.cache.snapshot import KVPiece, LayerKind
+from chairlift.cache.snapshot import KVPiece, LayerKind, Snapshot
 from chairlift.cache.speculation import Speculation
 
 FULL = LayerKind()
@@ -193,6 +193,19 @@ def test_numpy_writes_nothing_that_is_still_to_be_read(
         assert mx.array_equal(found, expected).item()
 
 
+def test_numpy_writes_into_columns_of_an_only_row_that_were_all_cleared() -> None:
+    """All of both buffers once was the one zero that fills others as well."""
+    batch = filled([FULL], [3])
+    host_step(batch)
+    batch.leave([0], nonfinite=[0])
+    batch.join()
+    for _ in range(3):
+        host_step(batch)
+    assert_rows_hold_their_tokens(batch)
+    batch.resize(Capacity(2, 100))
+    assert not np.array(batch.attention[0].keys)[0, :, 3:].any()
+
+
 def test_numpy_writes_into_an_isolated_copy_only() -> None:
     batch = filled([FULL], [3, 7])
     host_step(batch)
@@ -208,19 +221,21 @@ def test_numpy_writes_into_an_isolated_copy_only() -> None:
     lengths=st.lists(st.integers(2, 20), min_size=1, max_size=3),
     back=st.integers(1, 6),
     steps=st.integers(1, 8),
-    settle=st.booleans(),
+    way=st.sampled_from(["settle", "rewind", "restore"]),
 )
 def test_snapshots_that_share_memory_outlive_a_rewind(
-    lengths: list[int], back: int, steps: int, settle: bool
+    lengths: list[int], back: int, steps: int, way: str
 ) -> None:
     batch = filled([FULL], lengths)
     host_step(batch)
     taken = [batch.extract(row) for row in range(len(batch))]
     mx.eval([snapshot.layers[0].arrays for snapshot in taken])  # type: ignore[union-attr]
-    if settle:
+    if way == "settle":
         batch.settle(1, [0] * len(batch))
-    else:
+    elif way == "rewind":
         assert batch.rewind(0, max(0, batch.offsets[0] - back))
+    else:
+        batch.restore(0, Snapshot(0, 0, (None,)))
     for _ in range(steps):
         counts = [1] * len(batch)
         keys = np.full((len(batch), 2, 3), -7, np.float32)

@@ -21,6 +21,7 @@ from support.cache.saved import (
     zero_kv,
 )
 
+from chairlift.cache.batch import BatchCache
 from chairlift.cache.path_digest import prefix_digests, salt_digest
 from chairlift.cache.saved.layers import (
     KNOWN,
@@ -41,7 +42,7 @@ from chairlift.cache.saved.nodes import (
     write_node,
 )
 from chairlift.cache.saved.safetensors import SavedStateError
-from chairlift.cache.snapshot import KVPiece, Snapshot
+from chairlift.cache.snapshot import KVPiece, LayerKind, Snapshot
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -83,6 +84,22 @@ def test_keys_without_values(tmp_path: Path) -> None:
     assert_same_snapshot(
         read_node(write_file(tmp_path / "a", saved_node(live)), MODEL).snapshot(), live
     )
+
+
+def test_a_layer_that_the_model_never_writes_to(tmp_path: Path) -> None:
+    """Nemotron-NAS replaces the attention of some layers, which have caches all the same."""
+    batch = BatchCache([LayerKind(), LayerKind()])
+    batch.join()
+    with batch.step(12):
+        piece = kv_piece(12)
+        batch.attention[0].update_and_fetch(piece.keys, piece.values)
+    live = batch.extract(0)
+    node = make_node(MODEL, "", TOKENS, 0, pack(batch.kinds, live))
+    template = template_of(batch.kinds, live)
+    read = read_node(write_file(tmp_path / "a", node), MODEL, template).snapshot()
+    assert_same_snapshot(read, live)
+    batch.join(read)
+    assert_same_snapshot(batch.extract(1), live)
 
 
 def test_nodes_without_windows_and_states_are_cuttable(tmp_path: Path) -> None:
