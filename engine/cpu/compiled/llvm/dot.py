@@ -108,6 +108,7 @@ def _source(registers: Registers) -> str:
         f"declare float @llvm.vector.reduce.fadd.v{lanes}f32(float, {floats})",
         f"declare i32 @llvm.vector.reduce.add.v{lanes}i32({integers})",
         f"declare {integers} @{dot_name(lanes)}({', '.join([integers] * 3)})",
+        "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)",
         digits(lanes),
     ]
     for kind in BITS:
