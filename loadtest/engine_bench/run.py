@@ -116,7 +116,7 @@ def _model(options: argparse.Namespace, ranks: Ranks, rank: int = 0) -> Measured
     model = random_model(config, DTYPES[options.dtype], options.bits, shard=shard, rank=rank)
     adapt(model)
     settings = EngineConfig(
-        max_rows=max(options.rows, *options.decode),
+        max_rows=max([options.rows, *options.decode]),
         kv_memory=None if options.kv_gb is None else int(options.kv_gb * 1e9),
         kv_bits=options.kv_bits,
         max_step_ms=options.max_step_ms,

@@ -46,6 +46,18 @@ def test_engines_are_measured_one_after_the_other(ranks: int, tmp_path: Path) ->
     assert all(len(peaks) == 2 + ranks and min(peaks[2:]) > 0 for peaks in figures["peak_bytes"])
 
 
+def test_decode_steps_may_be_left_out(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(tiny_config("llama", vocab_size=259, layers=1)))
+    command = [sys.executable, "-m", "chairlift.loadtest.engine_bench", "--only", "ours"]
+    command += ["--model", str(config), "--dtype", "float32", "--kv-gb", "0.05", "--rows", "4"]
+    command += ["--requests", "2", "--prompt-tokens", "3:9", "--output-tokens", "3:9", "--decode"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert "output_tokens_per_s" in done.stdout
+    assert "rows:" not in done.stdout
+
+
 def test_a_server_of_the_model_is_measured(tmp_path: Path) -> None:
     config, report = tmp_path / "config.json", tmp_path / "report.json"
     config.write_text(json.dumps(tiny_config("qwen3", vocab_size=512, layers=1, head_dim=64)))
