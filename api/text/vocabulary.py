@@ -85,11 +85,12 @@ class Vocabulary:
         self._reserved = frozenset(
             inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters
         ).union(["messages"])
-        self._known = len(tokenizer)
         vocabulary = tokenizer.get_vocab()
+        # More than its tokens, if some ids have none.
+        self._known = max(vocabulary.values()) + 1
         self._longest = max(map(len, vocabulary))
         # Some models lack the tokens that were last added to their tokenizers.
-        self._has_unknown = max(vocabulary.values()) >= size
+        self._has_unknown = self._known > size
         # The marks of a prompt with a gap, or None for a model that fills none.
         self.fill_in = FillIn.of_vocabulary(vocabulary)
         self._rendering = TimeLimitedThreads(TEMPLATE_SECONDS)
