@@ -156,8 +156,20 @@ class Vocabulary:
         # Tokens that begin every text, like BOS, begin this prompt, too.
         start = await self.encode("", param=param)
         prefix = await self.encode(before, add_special_tokens=False, param=param)
-        suffix = await self.encode(after, add_special_tokens=False, param=param)
+        suffix = await self._encode_rest(after, param)
         return [*start, marks.prefix, *prefix, marks.suffix, *suffix, marks.middle]
+
+    async def _encode_rest(self, text: str, param: str) -> list[int]:
+        """The token ids of the end of a text, without the space that some put before a beginning.
+
+        SentencePiece puts it before the line break here, and the text begins behind that.
+        """
+        if self._tokenizer.convert_ids_to_tokens(self._before)[0].startswith("▁"):
+            line = list(self._tokenizer.encode("\n", add_special_tokens=False))
+            tokens = await self.encode("\n" + text, add_special_tokens=False, param=param)
+            if tokens[: len(line)] == line:
+                return tokens[len(line) :]
+        return await self.encode(text, add_special_tokens=False, param=param)
 
     @property
     def has_chat_template(self) -> bool:
