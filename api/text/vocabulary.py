@@ -18,6 +18,7 @@ from chairlift.api.schemas.replies import TokenizerInfo
 from chairlift.api.text.chat_format import ChatFormat, Transition, chat_format
 from chairlift.api.text.fill_in import FillIn
 from chairlift.api.text.harmony_splitter import HarmonyRules
+from chairlift.api.text.inner_ids import puts_space, without_line_break
 from chairlift.api.text.limited import TimeLimitedThreads, TookTooLong
 from chairlift.api.text.splitter import Rules, rules
 from chairlift.api.text.stream import Detokenizer
@@ -160,15 +161,11 @@ class Vocabulary:
         return [*start, marks.prefix, *prefix, marks.suffix, *suffix, marks.middle]
 
     async def _encode_rest(self, text: str, param: str) -> list[int]:
-        """The token ids of the end of a text, without the space that some put before a beginning.
-
-        SentencePiece puts it before the line break here, and the text begins behind that.
-        """
-        if self._tokenizer.convert_ids_to_tokens(self._before)[0].startswith("▁"):
-            line = list(self._tokenizer.encode("\n", add_special_tokens=False))
-            tokens = await self.encode("\n" + text, add_special_tokens=False, param=param)
-            if tokens[: len(line)] == line:
-                return tokens[len(line) :]
+        """As ``inner_ids``, but raises as ``encode``."""
+        if puts_space(self._tokenizer):
+            ids = await self.encode("\n" + text, add_special_tokens=False, param=param)
+            if (rest := without_line_break(self._tokenizer, ids)) is not None:
+                return rest
         return await self.encode(text, add_special_tokens=False, param=param)
 
     @property

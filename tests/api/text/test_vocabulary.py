@@ -8,6 +8,7 @@ from support.api.fake_engine import byte_tokenizer
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from chairlift.api.text.chat_format import ThinkTags, chat_format
 from chairlift.api.text.vocabulary import Vocabulary
 from chairlift.engine.errors import RequestError
 from chairlift.engine.workers.pool import Workers
@@ -45,3 +46,16 @@ async def test_the_text_behind_a_gap_gets_no_space_in_front(
     assert (prefix, middle) == (0, 2)
     assert pieces[:2] == ["▁a", "▁<SUF>"]
     assert "".join(pieces[2:]).replace("▁", " ") == after
+
+
+def test_the_tag_behind_a_thought_gets_no_space_in_front() -> None:
+    pieces = [*"\n▁</think>", "▁<"]
+    backend = Tokenizer(models.BPE({p: n for n, p in enumerate(pieces)}, [("▁", "<")]))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(split=False)
+    backend.decoder = decoders.Metaspace()
+    tokenizer = TokenizerWrapper(PreTrainedTokenizerFast(tokenizer_object=backend))
+    thoughts = chat_format(tokenizer, think_tags=ThinkTags("<think>", "</think>")).thoughts
+    assert thoughts is not None
+    # As after a line of reasoning.
+    written = tokenizer.encode("k\n</think>", add_special_tokens=False)
+    assert tuple(written[-8:]) == thoughts.end_tokens
