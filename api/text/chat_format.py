@@ -20,6 +20,7 @@ from chairlift.api.text.harmony import (
     HarmonyTokens,
     harmony_tokens,
 )
+from chairlift.api.text.inner_ids import inner_ids
 from chairlift.engine.errors import ModelError
 
 # mlx-lm's names for the states of a reply's text. A model may have other states, whose text is
@@ -191,7 +192,7 @@ def _thoughts(tokenizer: Any, tags: ThinkTags | None) -> Thoughts | None:
     if tags is not None:
         start, end = tags
         starts = tuple(tokenizer.encode(start, add_special_tokens=False))
-        ends = tuple(tokenizer.encode(end, add_special_tokens=False))
+        ends = tuple(inner_ids(tokenizer, end))
     elif tokenizer.has_thinking:
         start, end = tokenizer.think_start, tokenizer.think_end
         starts, ends = tokenizer.think_start_tokens, tokenizer.think_end_tokens

@@ -19,8 +19,11 @@ T = TypeVar("T")
 THREADS = 2
 
 
-class TookTooLong(Exception):
-    """The work exceeded its time limit."""
+class TookTooLong(BaseException):
+    """The work exceeded its time limit.
+
+    NOTE: no Exception, so that work which handles exceptions ends, too.
+    """
 
 
 @dataclass(slots=True)

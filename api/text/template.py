@@ -90,6 +90,16 @@ def with_text_arguments(messages: Sequence[TemplateMessage]) -> list[TemplateMes
     ]
 
 
+def with_text_parts(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
+    """The messages for a template that expects a content to be a list of parts."""
+    return [
+        {**message, "content": [{"type": "text", "text": message["content"]}]}
+        if isinstance(message["content"], str)
+        else message
+        for message in messages
+    ]
+
+
 def arguments_of(call: ToolCall) -> Any:
     """The arguments as an object, or as the original text if it is not a JSON object."""
     text = call.function.arguments

@@ -18,10 +18,16 @@ from chairlift.api.schemas.replies import TokenizerInfo
 from chairlift.api.text.chat_format import ChatFormat, Transition, chat_format
 from chairlift.api.text.fill_in import FillIn
 from chairlift.api.text.harmony_splitter import HarmonyRules
+from chairlift.api.text.inner_ids import puts_space, without_line_break
 from chairlift.api.text.limited import TimeLimitedThreads, TookTooLong
 from chairlift.api.text.splitter import Rules, rules
 from chairlift.api.text.stream import Detokenizer
-from chairlift.api.text.template import Rendering, with_text_arguments
+from chairlift.api.text.template import (
+    Rendering,
+    TemplateContent,
+    with_text_arguments,
+    with_text_parts,
+)
 from chairlift.api.text.tokenizing import load_tokenizer, token_ids
 from chairlift.engine.errors import Overflow, PromptTooLong, RequestError
 from chairlift.engine.grammar.checker import Checker
@@ -40,6 +46,8 @@ TOKENIZE_SECONDS = 6.0
 TEMPLATE_SECONDS = 5.0
 # Enough tokens to contain any tag that may end a prompt.
 TAIL_TOKENS = 16
+# A text that no template contains.
+_TRIAL = "chairlift trial"
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _BYTE_OF_CHAR = {char: byte for byte, char in bytes_to_unicode().items()}
@@ -85,14 +93,17 @@ class Vocabulary:
         self._reserved = frozenset(
             inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters
         ).union(["messages"])
-        self._known = len(tokenizer)
         vocabulary = tokenizer.get_vocab()
+        # More than its tokens, if some ids have none.
+        self._known = max(vocabulary.values()) + 1
         self._longest = max(map(len, vocabulary))
         # Some models lack the tokens that were last added to their tokenizers.
-        self._has_unknown = max(vocabulary.values()) >= size
+        self._has_unknown = self._known > size
         # The marks of a prompt with a gap, or None for a model that fills none.
         self.fill_in = FillIn.of_vocabulary(vocabulary)
         self._rendering = TimeLimitedThreads(TEMPLATE_SECONDS)
+        # Whether the template writes no texts but those in parts; None: not known yet.
+        self._needs_parts: bool | None = None
         self._texts: dict[int, TokenText] = {}
         # Cached: serializing a tokenizer of 150,000 tokens blocks the interpreter.
         known = cache(partial(lexicon, tokenizer, size))
@@ -146,8 +157,16 @@ class Vocabulary:
         # Tokens that begin every text, like BOS, begin this prompt, too.
         start = await self.encode("", param=param)
         prefix = await self.encode(before, add_special_tokens=False, param=param)
-        suffix = await self.encode(after, add_special_tokens=False, param=param)
+        suffix = await self._encode_rest(after, param)
         return [*start, marks.prefix, *prefix, marks.suffix, *suffix, marks.middle]
+
+    async def _encode_rest(self, text: str, param: str) -> list[int]:
+        """As ``inner_ids``, but raises as ``encode``."""
+        if puts_space(self._tokenizer):
+            ids = await self.encode("\n" + text, add_special_tokens=False, param=param)
+            if (rest := without_line_break(self._tokenizer, ids)) is not None:
+                return rest
+        return await self.encode(text, add_special_tokens=False, param=param)
 
     @property
     def has_chat_template(self) -> bool:
@@ -188,6 +207,12 @@ class Vocabulary:
             ) from error
 
     def _render(self, rendering: Rendering) -> str:
+        if self._needs_parts is None:
+            parts: TemplateContent = [{"type": "text", "text": _TRIAL}]
+            self._needs_parts = not self._writes(_TRIAL) and self._writes(parts)
+        messages = rendering.messages
+        if self._needs_parts:
+            messages = with_text_parts(messages)
         ending = {"continue_final_message": True} if rendering.continues else {}
         apply = partial(
             self._tokenizer.apply_chat_template,
@@ -198,14 +223,24 @@ class Vocabulary:
             **rendering.kwargs,
         )
         try:
-            return apply(list(rendering.messages))  # type: ignore[no-any-return]
+            return apply(list(messages))  # type: ignore[no-any-return]
         except Exception:
-            if not any("tool_calls" in message for message in rendering.messages):
+            if not any("tool_calls" in message for message in messages):
                 raise
             # Most templates expect a call's arguments as an object, some as text.
             with suppress(Exception):
-                return apply(with_text_arguments(rendering.messages))  # type: ignore[no-any-return]
+                return apply(with_text_arguments(messages))  # type: ignore[no-any-return]
             raise
+
+    def _writes(self, content: TemplateContent) -> bool:
+        """Whether the template writes the text of a content in this form."""
+        with suppress(Exception):
+            trial = [{"role": "user", "content": content}]
+            text = self._tokenizer.apply_chat_template(
+                trial, add_generation_prompt=True, tokenize=False
+            )
+            return _TRIAL in text
+        return False
 
     def tail(self, tokens: Sequence[int]) -> str:
         """The text of a prompt's last tokens, without trailing white space."""

@@ -1,7 +1,9 @@
 """Converts tokens to text one at a time; all segments together are the text of ``decode``.
 
 mlx-lm's byte-level detokenizer drops a leading space, and its SentencePiece detokenizer depends on
-where a line begins. Tokens of both kinds stand for bytes, so one UTF-8 decoder serves both.
+where a line begins. Tokens of both kinds stand for bytes, so one UTF-8 decoder serves both. For
+other kinds, mlx-lm decodes each line on its own, which drops the space at its beginning, and again
+from the start of the line for each token, which repeats text that was incomplete in between.
 """
 
 from __future__ import annotations
@@ -14,7 +16,29 @@ from typing import Any
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 
-class ByteDetokenizer:
+class _SegmentedText:
+    """The text of a detokenizer, and its part since the last reading."""
+
+    def reset(self) -> None:
+        """Starts a new text."""
+        self.tokens: list[int] = []
+        self._segments: list[str] = []
+        self._read = 0
+
+    @property
+    def text(self) -> str:
+        """The complete text so far."""
+        return "".join(self._segments)
+
+    @property
+    def last_segment(self) -> str:
+        """The text that was added since this property was last read."""
+        new = "".join(self._segments[self._read :])
+        self._read = len(self._segments)
+        return new
+
+
+class ByteDetokenizer(_SegmentedText):
     """Implements mlx-lm's StreamingDetokenizer, in time linear in the tokens.
 
     An invalid byte becomes U+FFFD as soon as no later byte can complete a character.
@@ -34,12 +58,10 @@ class ByteDetokenizer:
 
     def reset(self) -> None:
         """Starts a new text."""
-        self.tokens: list[int] = []
+        super().reset()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         # Whether the decoder has a part of a character.
         self._partial = False
-        self._segments: list[str] = []
-        self._read = 0
         self._at_start = True
 
     def add_token(self, token: int) -> None:
@@ -71,17 +93,66 @@ class ByteDetokenizer:
         if text:
             self._segments.append(text)
 
-    @property
-    def text(self) -> str:
-        """The complete text so far."""
-        return "".join(self._segments)
 
-    @property
-    def last_segment(self) -> str:
-        """The text that was added since this property was last read."""
-        new = "".join(self._segments[self._read :])
-        self._read = len(self._segments)
-        return new
+class ContextDetokenizer(_SegmentedText):
+    """Implements mlx-lm's StreamingDetokenizer for any tokenizer.
+
+    It decodes new tokens behind those of the last segment, so that they are not at the beginning of
+    a text, where decoders drop a space.
+
+    Args:
+        tokenizer: a transformers tokenizer.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._known = num_ids(tokenizer)
+        self.reset()
+
+    def reset(self) -> None:
+        """Starts a new text."""
+        super().reset()
+        # The tokens of the last segment, and how much of their own text they have.
+        self._context: list[int] = []
+        self._context_chars = 0
+        # The tokens after them, which have no text yet.
+        self._pending: list[int] = []
+
+    def add_token(self, token: int) -> None:
+        """Adds the next token. An id outside the vocabulary has no text, as in ``decode``."""
+        self.tokens.append(token)
+        if not 0 <= token < self._known:
+            return
+        self._pending.append(token)
+        text = self._tokenizer.decode([*self._context, *self._pending])
+        is_whole = not text.endswith("\ufffd") or len(self._pending) >= _MAX_PENDING
+        if is_whole and len(text) > self._context_chars:
+            self._append(text)
+
+    def finalize(self) -> None:
+        """Ends the text: an incomplete character becomes U+FFFD."""
+        if self._pending:
+            self._append(self._tokenizer.decode([*self._context, *self._pending]))
+
+    def _append(self, text: str) -> None:
+        self._segments.append(text[self._context_chars :])
+        self._context, self._pending = self._pending, []
+        self._context_chars = len(self._tokenizer.decode(self._context))
+
+
+# A character has at most four bytes, so this many tokens are not the beginning of one.
+_MAX_PENDING = 8
+
+
+def num_ids(tokenizer: Any) -> int:
+    """The number of ids of a tokenizer, which may exceed its tokens: some ids have no token."""
+    highest: int = max(tokenizer.get_vocab().values())
+    return highest + 1
+
+
+def detokenizer_of(tokenizer: Any) -> ByteDetokenizer | ContextDetokenizer:
+    """The detokenizer for a transformers tokenizer."""
+    return byte_detokenizer(tokenizer) or ContextDetokenizer(tokenizer)
 
 
 def byte_detokenizer(tokenizer: Any) -> ByteDetokenizer | None:
@@ -104,7 +175,7 @@ def byte_detokenizer(tokenizer: Any) -> ByteDetokenizer | None:
         to_bytes = _sentencepiece
     else:
         return None
-    tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    tokens = tokenizer.convert_ids_to_tokens(list(range(num_ids(tokenizer))))
     return ByteDetokenizer([to_bytes(t) if t else b"" for t in tokens], "Strip" in kinds)
 
 

@@ -13,7 +13,7 @@ from chairlift.engine.hub.folder_check import check_tokenizer_files, read_object
 from chairlift.engine.hub.gguf.file import GGUFFile
 from chairlift.engine.hub.gguf.tokenizer import load_gguf_tokenizer
 from chairlift.engine.hub.source import ModelSource
-from chairlift.engine.model.text.detokenizer import byte_detokenizer
+from chairlift.engine.model.text.detokenizer import detokenizer_of
 
 
 def load_tokenizer(source: ModelSource, chat_template: str | None = None) -> TokenizerWrapper:
@@ -35,8 +35,7 @@ def load_tokenizer(source: ModelSource, chat_template: str | None = None) -> Tok
         # NOTE: mlx-lm prefers the code of its own that some models name in place of a template.
         tokenizer._chat_template = None
     # NOTE: mlx-lm's loaders have no parameter for a detokenizer. The wrapper copies this one.
-    if (detokenizer := byte_detokenizer(tokenizer)) is not None:
-        tokenizer._detokenizer = detokenizer
+    tokenizer._detokenizer = detokenizer_of(tokenizer)
     return tokenizer
 
 
