@@ -75,7 +75,7 @@ class QuantizedWeight:
             return mx.quantized_matmul(x, weight, scales, biases, transpose=True, **self._form)
         if self._dequantized is not None:
             return x @ self._dequantized.T
-        if self._has_kernel and tokens <= MAX_TOKENS and x.dtype == self.stacked.dtype:
+        if self._has_kernel and 0 < tokens <= MAX_TOKENS and x.dtype == self.stacked.dtype:
             flat = grouped_product(x.reshape(tokens, -1), _one_expert(), self.stacked)
             return flat.reshape(*x.shape[:-1], -1)
         return x @ self._dequantize().T

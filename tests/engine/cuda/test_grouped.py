@@ -66,6 +66,8 @@ def test_every_number_of_tokens_gets_the_dequantized_product(
         x = mx.random.normal((tokens, 1, 128))
         expected = x @ whole.T + layer.bias
         assert mx.allclose(model(x), expected, atol=1e-4).item(), tokens
+    # A step that computes only embeddings calls the output layer with no tokens.
+    assert model(mx.zeros((0, 1, 128))).shape == (0, 1, 96)
     assert ([] if keeps else [2, 7, 64, MAX_TOKENS]) == CALLS
     assert sum(array.nbytes for _, array in nn.utils.tree_flatten(model.parameters())) == sum(
         array.nbytes for array in (small.weight, small.scales, small.biases, small.bias)
