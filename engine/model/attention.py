@@ -136,10 +136,6 @@ def score_heads(model: Any) -> int | None:
         for layer in model.modules()
         for name in _HEAD_COUNTS
         if isinstance(count := getattr(layer, name, None), int)
-        and (
-            hasattr(layer, "qk_rope_head_dim")
-            or caps_scores(layer)
-            or not calls_attention(layer)
-        )
+        and (hasattr(layer, "qk_rope_head_dim") or caps_scores(layer) or not calls_attention(layer))
     ]
     return max(counts, default=None)
