@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
+from mlx.utils import tree_flatten
 
 from chairlift.engine.cuda.grouped import Weights, grouped_product
 from chairlift.engine.model.trials.trial import Trial, within_largest
@@ -38,6 +40,11 @@ _TRIAL = Trial(
 class QuantizedWeight:
     """One weight ``[outputs, inputs]``, affine or of another of MLX's modes.
 
+    Attributes:
+        is_affine: the mode is affine.
+        dtype: of the dequantized weight. Only affine weights have a type of their own; ``install``
+            gives others the model's.
+
     Args:
         layer: a quantized layer of MLX with the same quantization.
         weight, scales, biases: its arrays, or those of several layers, one below the other.
@@ -48,11 +55,13 @@ class QuantizedWeight:
     ) -> None:
         self._arrays = weight, scales, biases
         self._form = {"group_size": layer.group_size, "bits": layer.bits, "mode": layer.mode}
+        self.is_affine = layer.mode == "affine"
+        self.dtype = scales.dtype if self.is_affine else mx.bfloat16
         self._dequantized: mx.array | None = None
         stacked = None if biases is None else biases[None]
         self.stacked = Weights(weight[None], scales[None], stacked, layer.bits, layer.group_size)
         self._has_kernel = (
-            layer.mode == "affine"
+            self.is_affine
             and self.stacked.are_fit
             and kernel_works(layer.bits, layer.group_size, scales.dtype)
         )
@@ -60,7 +69,7 @@ class QuantizedWeight:
     @property
     def dequantized_bytes(self) -> int:
         """The size of the dequantized weight."""
-        return self.stacked.inputs * self._arrays[0].shape[0] * self.stacked.dtype.size
+        return self.stacked.inputs * self._arrays[0].shape[0] * self.dtype.size
 
     def keep_dequantized(self) -> None:
         """Dequantizes the weight once, for all later calls."""
@@ -88,7 +97,7 @@ class QuantizedWeight:
 
     def _dequantize(self) -> mx.array:
         weight, scales, biases = self._arrays
-        return mx.dequantize(weight, scales, biases, **self._form)
+        return mx.dequantize(weight, scales, biases, dtype=self.dtype, **self._form)
 
 
 class FastQuantizedLinear(QuantizedLinear):
@@ -128,6 +137,10 @@ def install(model: Any, fused: Sequence[Any], spare_bytes: int) -> None:
             module.product = QuantizedWeight(module, *arrays)
             module.__class__ = _FAST[type(module)]
             products.append(module.product)
+    dtype = _float_type(model)
+    for product in products:
+        if not product.is_affine:
+            product.dtype = dtype
     size = sum(product.dequantized_bytes for product in products)
     if not size:
         return
@@ -137,6 +150,15 @@ def install(model: Any, fused: Sequence[Any], spare_bytes: int) -> None:
     for product in products:
         product.keep_dequantized()
     log.info("dequantized weights for steps of several tokens: %.1f GB", size / 1e9)
+
+
+def _float_type(model: Any) -> mx.Dtype:
+    """The type of most floating-point parameters; bfloat16 if there are none."""
+    counts: Counter[mx.Dtype] = Counter({mx.bfloat16: 0})
+    for _, array in tree_flatten(model.parameters()):
+        if mx.issubdtype(array.dtype, mx.floating):
+            counts[array.dtype] += array.size
+    return counts.most_common(1)[0][0]
 
 
 @functools.cache
