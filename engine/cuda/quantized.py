@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
-from mlx.utils import tree_flatten
 
 from chairlift.engine.cuda.grouped import Weights, grouped_product
+from chairlift.engine.model.dequantize import float_type
 from chairlift.engine.model.trials.trial import Trial, within_largest
 
 log = logging.getLogger(__name__)
@@ -137,7 +136,7 @@ def install(model: Any, fused: Sequence[Any], spare_bytes: int) -> None:
             module.product = QuantizedWeight(module, *arrays)
             module.__class__ = _FAST[type(module)]
             products.append(module.product)
-    dtype = _float_type(model)
+    dtype = float_type(model)
     for product in products:
         if not product.is_affine:
             product.dtype = dtype
@@ -150,15 +149,6 @@ def install(model: Any, fused: Sequence[Any], spare_bytes: int) -> None:
     for product in products:
         product.keep_dequantized()
     log.info("dequantized weights for steps of several tokens: %.1f GB", size / 1e9)
-
-
-def _float_type(model: Any) -> mx.Dtype:
-    """The type of most floating-point parameters; bfloat16 if there are none."""
-    counts: Counter[mx.Dtype] = Counter({mx.bfloat16: 0})
-    for _, array in tree_flatten(model.parameters()):
-        if mx.issubdtype(array.dtype, mx.floating):
-            counts[array.dtype] += array.size
-    return counts.most_common(1)[0][0]
 
 
 @functools.cache
