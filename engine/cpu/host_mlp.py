@@ -78,8 +78,9 @@ def _fuse(layer: Any) -> bool:
     inputs = down.products.matrix.stops[-1]
     x = mx.random.normal((1, len(_TRIAL_GATES), inputs), key=mx.random.key(0))
     sizes = mx.sqrt(gate(x).square().mean(axis=-1, keepdims=True))
-    x *= mx.array(_TRIAL_GATES)[:, None] / mx.maximum(sizes, 1e-6)
-    return any(_fuse_with(layer, activation, x) for activation in (swiglu, geglu))
+    # NOTE: another array than ``x``, for which a product is left; see ``Products.take``.
+    trial = x * (mx.array(_TRIAL_GATES)[:, None] / mx.maximum(sizes, 1e-6))
+    return any(_fuse_with(layer, activation, trial) for activation in (swiglu, geglu))
 
 
 def _fuse_with(layer: Any, activation: Callable[[Floats, Floats], Floats], trial: mx.array) -> bool:
