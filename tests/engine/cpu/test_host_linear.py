@@ -103,6 +103,7 @@ def test_an_mlp_is_fused_around_swiglu_but_not_around_another_activation(backend
             return result
 
     other.__class__ = Squared
+
     class UpFirst(llama.MLP):  # type: ignore[misc, name-defined]
         def __call__(self, x: mx.array) -> mx.array:
             up = self.up_proj(x)
