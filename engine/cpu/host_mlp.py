@@ -13,12 +13,17 @@ from chairlift.engine.cpu.gemm import Floats
 from chairlift.engine.cpu.host_linear import LINEAR, Products, array_like, tokens_of
 from chairlift.engine.cpu.matrix import apart
 from chairlift.engine.cpu.program_builder import ProgramBuilder
-from chairlift.engine.model.trials.trial import Trial, elementwise
+from chairlift.engine.model.trials.trial import Trial, within_rms
 
 log = logging.getLogger(__name__)
 
 _MLP = ("gate_proj", "up_proj", "down_proj")
-_TRIAL = Trial(elementwise(1e-3), log, error="an MLP is of another form: %s")
+# The products are the same ones, so only the activation differs: that of a similar function is
+# about 1e-4 of the result away, rounding less than 1e-6.
+_TRIAL = Trial(within_rms(1e-5), log, error="an MLP is of another form: %s")
+# The root mean squares of the gates of a trial's tokens: functions that are similar for small gates
+# differ there, or beyond a limit.
+_TRIAL_GATES = (1.0, 8.0)
 
 
 def install(model: Any) -> None:
@@ -70,8 +75,12 @@ def _fuse(layer: Any) -> bool:
         return False
     if gate.products is not up.products:
         return False  # they are quantized in different ways
-    x = mx.random.normal((1, 2, down.products.matrix.stops[-1]), key=mx.random.key(0))
-    return any(_fuse_with(layer, activation, x) for activation in (swiglu, geglu))
+    inputs = down.products.matrix.stops[-1]
+    x = mx.random.normal((1, len(_TRIAL_GATES), inputs), key=mx.random.key(0))
+    sizes = mx.sqrt(gate(x).square().mean(axis=-1, keepdims=True))
+    # NOTE: another array than ``x``, for which a product is left; see ``Products.take``.
+    trial = x * (mx.array(_TRIAL_GATES)[:, None] / mx.maximum(sizes, 1e-6))
+    return any(_fuse_with(layer, activation, trial) for activation in (swiglu, geglu))
 
 
 def _fuse_with(layer: Any, activation: Callable[[Floats, Floats], Floats], trial: mx.array) -> bool:

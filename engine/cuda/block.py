@@ -70,7 +70,9 @@ def install(model: Any) -> list[Product]:
 def _replace(block: Any) -> bool:
     if set(block.children()) != _BLOCK or not _is_sum(block):
         return False
-    attention, mlp = _attention(block.self_attn), _mlp(block.mlp)
+    # Quantized weights do not tell the type of activations: the scales of some are integers.
+    dtype = block.input_layernorm.weight.dtype
+    attention, mlp = _attention(block.self_attn, dtype), _mlp(block.mlp, dtype)
     if attention is None:
         return False
     original: Any = type(block)
@@ -131,7 +133,7 @@ def _is_sum(block: Any) -> bool:
     return _BLOCK_TRIAL.passes(sum_, lambda: block(x, None, None))
 
 
-def _attention(layer: Any) -> _Attention | None:
+def _attention(layer: Any, dtype: mx.Dtype) -> _Attention | None:
     children = layer.children()
     names = set(children)
     if names not in (_ATTENTION, _ATTENTION | _NORMS) or "bias" in layer.o_proj:
@@ -158,7 +160,7 @@ def _attention(layer: Any) -> _Attention | None:
         return None
     split = Heads(heads, keys // dim, dim, frequencies, norms, bias)
     fused = _Attention(qkv, out, split, layer.scale)
-    return fused if _attends_alike(layer, fused) else None
+    return fused if _attends_alike(layer, fused, dtype) else None
 
 
 def _frequencies(rope: Any) -> mx.array | None:
@@ -185,7 +187,7 @@ def _frequencies(rope: Any) -> mx.array | None:
     return frequencies if alike else None
 
 
-def _mlp(layer: Any) -> _Mlp | None:
+def _mlp(layer: Any, dtype: mx.Dtype) -> _Mlp | None:
     children = layer.children()
     if set(children) != _MLP or any("bias" in part for part in children.values()):
         return None
@@ -195,12 +197,12 @@ def _mlp(layer: Any) -> _Mlp | None:
     both, down = fuse_linears([gate, up]), fuse_linears([layer.down_proj])
     if both is None or down is None:
         return None
-    x = _input(layer.down_proj.weight.shape[0], _dtype(layer), 2)
+    x = _input(layer.down_proj.weight.shape[0], dtype, 2)
     alike = _TRIAL.passes(lambda: layer(x), lambda: down(swiglu(both(x))))
     return _Mlp(both, down) if alike else None
 
 
-def _attends_alike(layer: Any, fused: _Attention) -> bool:
+def _attends_alike(layer: Any, fused: _Attention, dtype: mx.Dtype) -> bool:
     """Whether a layer and its fused form give the same in a prompt step and in a decode step."""
     inputs = layer.o_proj.weight.shape[0]
     lookup = names_of(layer)
@@ -220,18 +222,11 @@ def _attends_alike(layer: Any, fused: _Attention) -> bool:
         results = []
         for length in (3, 1):
             with batch.step(length):
-                x = _input(inputs, _dtype(layer), length)
+                x = _input(inputs, dtype, length)
                 results.append(call(x, cache.make_mask(length), cache))
         return mx.concatenate(results, axis=1)
 
     return _TRIAL.passes(lambda: results_of(original), lambda: results_of(ours))
-
-
-def _dtype(layer: Any) -> mx.Dtype:
-    """The type of a layer's activations."""
-    part = next(iter(layer.children().values()))
-    dtype: mx.Dtype = part.get("scales", part.weight).dtype
-    return dtype
 
 
 def _input(width: int, dtype: mx.Dtype, length: int) -> mx.array:

@@ -17,6 +17,7 @@ import mlx.core as mx
 from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 
 from chairlift.engine.cuda.grouped import Weights, grouped_product
+from chairlift.engine.model.dequantize import float_type
 from chairlift.engine.model.trials.trial import Trial, within_largest
 
 log = logging.getLogger(__name__)
@@ -38,6 +39,11 @@ _TRIAL = Trial(
 class QuantizedWeight:
     """One weight ``[outputs, inputs]``, affine or of another of MLX's modes.
 
+    Attributes:
+        is_affine: the mode is affine.
+        dtype: of the dequantized weight. Only affine weights have a type of their own; ``install``
+            gives others the model's.
+
     Args:
         layer: a quantized layer of MLX with the same quantization.
         weight, scales, biases: its arrays, or those of several layers, one below the other.
@@ -48,11 +54,13 @@ class QuantizedWeight:
     ) -> None:
         self._arrays = weight, scales, biases
         self._form = {"group_size": layer.group_size, "bits": layer.bits, "mode": layer.mode}
+        self.is_affine = layer.mode == "affine"
+        self.dtype = scales.dtype if self.is_affine else mx.bfloat16
         self._dequantized: mx.array | None = None
         stacked = None if biases is None else biases[None]
         self.stacked = Weights(weight[None], scales[None], stacked, layer.bits, layer.group_size)
         self._has_kernel = (
-            layer.mode == "affine"
+            self.is_affine
             and self.stacked.are_fit
             and kernel_works(layer.bits, layer.group_size, scales.dtype)
         )
@@ -60,7 +68,7 @@ class QuantizedWeight:
     @property
     def dequantized_bytes(self) -> int:
         """The size of the dequantized weight."""
-        return self.stacked.inputs * self._arrays[0].shape[0] * self.stacked.dtype.size
+        return self.stacked.inputs * self._arrays[0].shape[0] * self.dtype.size
 
     def keep_dequantized(self) -> None:
         """Dequantizes the weight once, for all later calls."""
@@ -75,7 +83,7 @@ class QuantizedWeight:
             return mx.quantized_matmul(x, weight, scales, biases, transpose=True, **self._form)
         if self._dequantized is not None:
             return x @ self._dequantized.T
-        if self._has_kernel and tokens <= MAX_TOKENS and x.dtype == self.stacked.dtype:
+        if self._has_kernel and 0 < tokens <= MAX_TOKENS and x.dtype == self.stacked.dtype:
             flat = grouped_product(x.reshape(tokens, -1), _one_expert(), self.stacked)
             return flat.reshape(*x.shape[:-1], -1)
         return x @ self._dequantize().T
@@ -88,7 +96,7 @@ class QuantizedWeight:
 
     def _dequantize(self) -> mx.array:
         weight, scales, biases = self._arrays
-        return mx.dequantize(weight, scales, biases, **self._form)
+        return mx.dequantize(weight, scales, biases, dtype=self.dtype, **self._form)
 
 
 class FastQuantizedLinear(QuantizedLinear):
@@ -128,6 +136,10 @@ def install(model: Any, fused: Sequence[Any], spare_bytes: int) -> None:
             module.product = QuantizedWeight(module, *arrays)
             module.__class__ = _FAST[type(module)]
             products.append(module.product)
+    dtype = float_type(model)
+    for product in products:
+        if not product.is_affine:
+            product.dtype = dtype
     size = sum(product.dequantized_bytes for product in products)
     if not size:
         return

@@ -19,13 +19,14 @@ class FusedAddition:
 
     Args:
         layers: the linear layers, in the order of their outputs.
+        dtype: see ``LowRank``.
     """
 
-    def __init__(self, layers: Sequence[Any], routing: Routing) -> None:
+    def __init__(self, layers: Sequence[Any], routing: Routing, dtype: mx.Dtype) -> None:
         self._widths = [dimensions(layer)[1] for layer in layers]
         self._members: list[LowRank | None] = [getattr(one, "low_rank", None) for one in layers]
         names = [member.name for member in self._members if member is not None]
-        self._whole = LowRank(" and ".join(names), layers[0], routing, sum(self._widths))
+        self._whole = LowRank(" and ".join(names), layers[0], routing, dtype, sum(self._widths))
 
     def fill(self, slots: int) -> None:
         """Takes the adapters of the layers; ``slots`` adapters are loaded in all."""

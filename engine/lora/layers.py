@@ -14,6 +14,7 @@ from chairlift.engine.cpu.matrix import FEW_TOKENS
 from chairlift.engine.lora.fused import FusedAddition
 from chairlift.engine.lora.host import HostAddition
 from chairlift.engine.lora.low_rank import LowRank, is_linear
+from chairlift.engine.model.dequantize import float_type
 from chairlift.engine.model.lora_routing import Routing
 
 
@@ -34,6 +35,7 @@ class AdaptedLayers:
         self._model = model
         self._on_host = on_host
         self._routing = routing
+        self._dtype = float_type(model)
         self._low_ranks: dict[str, LowRank] = {}
         self._additions: list[HostAddition] = []
         self._fused: list[FusedAddition] = []
@@ -49,7 +51,8 @@ class AdaptedLayers:
         new = [name for name in names if name not in self._low_ranks]
         for name in new:
             layer = self.targets[name]
-            layer.low_rank = self._low_ranks[name] = LowRank(name, layer, self._routing)
+            low_rank = LowRank(name, layer, self._routing, self._dtype)
+            layer.low_rank = self._low_ranks[name] = low_rank
             if not hasattr(type(layer), "is_adapted"):  # by an engine before this one
                 layer.__class__ = _adapted(type(layer))
         if new:
@@ -79,7 +82,8 @@ class AdaptedLayers:
         for module in self._model.modules():
             for product in getattr(type(module), "products", ()):
                 if any(hasattr(layer, "low_rank") for layer in product.layers):
-                    product.addition = FusedAddition(product.layers, self._routing)
+                    layers = product.layers
+                    product.addition = FusedAddition(layers, self._routing, self._dtype)
                     self._fused.append(product.addition)
 
     def _add_on_host(self) -> None:

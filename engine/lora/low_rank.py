@@ -43,6 +43,7 @@ class LowRank:
     adapter that does not change this layer has zeros there.
 
     Args:
+        dtype: the model's type, which the matrices get if the layer's weight has none.
         outputs: the number of outputs, if it is not that of ``layer``.
 
     Attributes:
@@ -52,11 +53,19 @@ class LowRank:
         host: computes the products for few tokens; None: MLX does.
     """
 
-    def __init__(self, name: str, layer: Any, routing: Routing, outputs: int | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        layer: Any,
+        routing: Routing,
+        dtype: mx.Dtype,
+        outputs: int | None = None,
+    ) -> None:
         self.name = name
         self.inputs, own_outputs = dimensions(layer)
         self.outputs = own_outputs if outputs is None else outputs
-        self.dtype: mx.Dtype = layer.get("scales", layer.weight).dtype
+        own: mx.Dtype = layer.get("scales", layer.weight).dtype
+        self.dtype = own if mx.issubdtype(own, mx.floating) else dtype
         self.factors: dict[int, Factors] = {}
         self.seen = False
         self.host: HostProducts | None = None

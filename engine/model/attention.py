@@ -65,6 +65,11 @@ def calls_attention(layer: Any) -> bool:
     return callable(layer) and _NAME in names_of(layer)
 
 
+def caps_scores(layer: Any) -> bool:
+    """Whether an attention layer caps its scores, which mlx-lm's function cannot do for it."""
+    return bool(getattr(layer, "attn_logit_softcapping", None))
+
+
 def names_of(layer: Any) -> dict[str, Any]:
     """The globals of the module with a layer's code, which may be missing in ``sys.modules``."""
     own = type(layer)
@@ -122,14 +127,15 @@ def _with_caches(
 def score_heads(model: Any) -> int | None:
     """The largest number of query heads of a layer that keeps its scores; None if none does.
 
-    These are the layers of model files that do not call mlx-lm's attention function, and multi-head
-    latent attention, which passes a part of its scores to that function as a mask.
+    These are the layers that do not call mlx-lm's attention function, because their model file
+    does not or they cap their scores, and multi-head latent attention, which passes a part of its
+    scores to that function as a mask.
     """
     counts = [
         count
         for layer in model.modules()
         for name in _HEAD_COUNTS
         if isinstance(count := getattr(layer, name, None), int)
-        and (hasattr(layer, "qk_rope_head_dim") or not calls_attention(layer))
+        and (hasattr(layer, "qk_rope_head_dim") or caps_scores(layer) or not calls_attention(layer))
     ]
     return max(counts, default=None)

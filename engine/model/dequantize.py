@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
 from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
+from mlx.utils import tree_flatten
 from mlx_lm import utils
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear
 
@@ -28,6 +30,19 @@ def dequantize_model(model: Module) -> Module:
     model = utils.dequantize_model(model)
     model.load_weights(weights, strict=False)
     return model
+
+
+def float_type(model: Module) -> mx.Dtype:
+    """The type of most floating-point parameters; bfloat16 if there are none.
+
+    Quantized weights have no such type if their scales are integers (mxfp4, nvfp4, mxfp8).
+    """
+    counts: Counter[mx.Dtype] = Counter({mx.bfloat16: 0})
+    parameters: Any = tree_flatten(model.parameters())
+    for _, array in parameters:
+        if mx.issubdtype(array.dtype, mx.floating):
+            counts[array.dtype] += array.size
+    return counts.most_common(1)[0][0]
 
 
 def _weight(layer: Any) -> mx.array:

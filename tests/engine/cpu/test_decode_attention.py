@@ -83,11 +83,13 @@ def test_rows_with_drafts_of_any_lengths_are_unchanged(name: str, dim: int) -> N
             draft.commit(kept)
 
 
-def test_attention_of_another_form_is_not_replaced() -> None:
-    model = _model("gemma2")  # it caps its scores
-    attention = type(model.layers[0].self_attn)
+@pytest.mark.parametrize("name", ["gemma2", "gear"])
+def test_attention_that_caps_its_scores_is_not_replaced(name: str) -> None:
+    model = _model(name)
+    found = [layer.self_attn for layer in model.layers if "self_attn" in layer]
+    attention = type(found[0])
     decode_attention.install(model)
-    assert all(type(layer.self_attn) is attention for layer in model.layers)
+    assert all(type(layer) is attention for layer in found)
 
 
 def test_a_decoder_layer_with_a_different_sum_is_not_replaced(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
 from conformance.weights import tiny_model
+from mlx.utils import tree_map
 from mlx_lm.models import llama
 from mlx_lm.models.cache import make_prompt_cache
 
@@ -100,13 +103,60 @@ def test_an_mlp_is_fused_around_swiglu_but_not_around_another_activation(backend
             return result
 
     other.__class__ = Squared
+
+    class UpFirst(llama.MLP):  # type: ignore[misc, name-defined]
+        def __call__(self, x: mx.array) -> mx.array:
+            up = self.up_proj(x)
+            result: mx.array = self.down_proj(nn.silu(self.gate_proj(x)) * up)
+            return result
+
+    model.layers[0].mlp.__class__ = UpFirst
     x = mx.random.normal((1, 5, 256), key=mx.random.key(1))
     expected = other(x)
     assert host_linear.install(model, exactly=False)
     host_mlp.install(model)
     assert type(other) is Squared
-    assert type(model.layers[0].mlp) is not llama.MLP
+    assert type(model.layers[0].mlp) is not UpFirst
     assert mx.allclose(other(x), expected, rtol=0.05, atol=0.02).item()
+
+
+def _exact(gate: mx.array, up: mx.array) -> mx.array:
+    return nn.gelu(gate) * up
+
+
+def _clamped(gate: mx.array, up: mx.array) -> mx.array:
+    return nn.silu(mx.minimum(gate, 7)) * up
+
+
+def _approximate(gate: mx.array, up: mx.array) -> mx.array:
+    return nn.gelu_approx(gate) * up
+
+
+@pytest.mark.parametrize("activation", [_exact, _clamped, _approximate])
+@pytest.mark.parametrize("size", [0.02, 1.0])
+def test_an_mlp_with_a_similar_activation_computes_the_same(
+    backend: Backend, activation: Callable[[mx.array, mx.array], mx.array], size: float
+) -> None:
+    """Gemma's first models use the exact GELU; some models clamp; some have small weights."""
+
+    class Similar(llama.MLP):  # type: ignore[misc, name-defined]
+        def __call__(self, x: mx.array) -> mx.array:
+            result: mx.array = self.down_proj(activation(self.gate_proj(x), self.up_proj(x)))
+            return result
+
+    model = _llama()
+    mlp = model.layers[0].mlp
+    mlp.__class__ = Similar
+    mlp.update(tree_map(lambda weight: _rounded(weight * size), mlp.parameters()))
+    x = 20 * mx.random.normal((1, 5, 256), key=mx.random.key(1))
+    expected = mlp(x)
+    assert host_linear.install(model, exactly=True)
+    host_mlp.install(model)
+    assert mx.abs(mlp(x) - expected).max().item() < 1e-5 * mx.abs(expected).max().item()
+
+
+def _rounded(weight: mx.array) -> mx.array:
+    return weight.astype(mx.bfloat16).astype(mx.float32)
 
 
 @pytest.mark.parametrize("name", ["gemma3", "mixtral", "deepseek_v3", "mamba2", "qwen3_next"])

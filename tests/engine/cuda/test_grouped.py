@@ -66,6 +66,8 @@ def test_every_number_of_tokens_gets_the_dequantized_product(
         x = mx.random.normal((tokens, 1, 128))
         expected = x @ whole.T + layer.bias
         assert mx.allclose(model(x), expected, atol=1e-4).item(), tokens
+    # A step that computes only embeddings calls the output layer with no tokens.
+    assert model(mx.zeros((0, 1, 128))).shape == (0, 1, 96)
     assert ([] if keeps else [2, 7, 64, MAX_TOKENS]) == CALLS
     assert sum(array.nbytes for _, array in nn.utils.tree_flatten(model.parameters())) == sum(
         array.nbytes for array in (small.weight, small.scales, small.biases, small.bias)
@@ -79,6 +81,32 @@ def test_other_quantizations_are_dequantized_by_their_mode(mode: str) -> None:
     weight = mx.dequantize(layer.weight, layer.scales, None, mode=mode)
     x = mx.random.normal((5, 64)).astype(weight.dtype)
     assert mx.allclose(product(x), x @ weight.T, atol=1e-3).item()
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
+@pytest.mark.parametrize("keeps", [True, False])
+def test_weights_without_a_type_get_that_of_the_model(dtype: mx.Dtype, keeps: bool) -> None:
+    model = nn.Sequential(
+        nn.QuantizedLinear(64, 96, bias=False, mode="mxfp4"), nn.RMSNorm(96), nn.Linear(96, 32)
+    )
+    model.set_dtype(dtype)
+    layer = model.layers[0]
+    quantized.install(model, [], ROOM if keeps else 0)
+    assert layer.product.dequantized_bytes == 96 * 64 * 2
+    for tokens in (1, 5):
+        assert layer(mx.zeros((tokens, 64), dtype)).dtype == dtype
+
+
+@pytest.mark.parametrize("mode", ["mxfp4", "nvfp4", "mxfp8"])
+def test_blocks_of_weights_whose_scales_are_integers_are_fused(mode: str, kernels: None) -> None:
+    fast, plain = (tiny_model("llama", seed=4) for _ in range(2))
+    for model in (fast, plain):
+        nn.quantize(model, mode=mode)
+    attention.install(fast)
+    products = cuda_block.install(fast)
+    assert len(products) == 4 * len(fast.layers)
+    quantized.install(fast, products, 0)
+    assert solo_tokens(fast, [3, 9, 4] * 9, 12) == solo_tokens(plain, [3, 9, 4] * 9, 12)
 
 
 @pytest.mark.slow

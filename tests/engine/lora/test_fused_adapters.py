@@ -39,7 +39,7 @@ SUFFIXES = [("proj",), ("q_proj", "v_proj"), ("k_proj", "up_proj"), ("o_proj", "
 class Served:
     """An engine with fused blocks, and what mlx-lm gives for its adapters."""
 
-    def __init__(self, kind: TinyKind, bits: int | None, path: Path) -> None:
+    def __init__(self, kind: TinyKind, bits: int | str | None, path: Path) -> None:
         self._kind, self._bits, self._path = kind, bits, path
         model = self._new_model()
         attention.install(model)
@@ -85,7 +85,9 @@ class Served:
 
     def _new_model(self) -> Any:
         model = tiny_model(self._kind, seed=3)
-        if self._bits is not None:
+        if isinstance(self._bits, str):
+            nn.quantize(model, mode=self._bits)
+        elif self._bits is not None:
             nn.quantize(model, 32, self._bits)
         return model
 
@@ -97,11 +99,14 @@ class Served:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "bits", "kernel"),
-    [("llama", None, True), ("qwen3", None, False), ("qwen2", 8, False), ("qwen2", None, True)],
+    [
+        *(("llama", None, True), ("qwen3", None, False), ("qwen2", 8, False)),
+        *(("qwen2", None, True), ("llama", "mxfp8", False)),
+    ],
 )
 def test_fused_blocks_and_compiled_steps_have_each_rows_adapter(
     kind: TinyKind,
-    bits: int | None,
+    bits: int | str | None,
     kernel: bool,
     tmp_path: Path,
     request: pytest.FixtureRequest,

@@ -134,6 +134,6 @@ def test_recurrent_models_with_plain_attention_take_a_chunk_at_once(name: str) -
     assert score_heads(_model(name)) is None
 
 
-@pytest.mark.parametrize("name", ["deepseek_v3", "deepseek_v32", "kimi_linear", "gemma2"])
+@pytest.mark.parametrize("name", ["deepseek_v3", "deepseek_v32", "kimi_linear", "gemma2", "gear"])
 def test_layers_that_keep_their_scores_are_found(name: str) -> None:
     assert (score_heads(_model(name)) or 0) > 0
