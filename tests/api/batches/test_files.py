@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import os
 import sqlite3
@@ -183,8 +184,7 @@ async def test_an_upload_that_ends_early_leaves_nothing(server: Running) -> None
     incoming = (server.service.settings.file_dir or Path()) / "incoming"
     await until(lambda: incoming.exists() and list(incoming.iterdir()))
     writer.close()
-    await until(lambda: not list(incoming.iterdir()))
-    assert server.storage.uploads == 0
+    await until(lambda: not (list(incoming.iterdir()) or server.storage.uploads))
 
 
 async def test_an_upload_that_cannot_be_recorded_leaves_nothing(
@@ -217,6 +217,20 @@ async def test_an_upload_to_a_full_disk_says_so(
             await upload(server, b"x" * size)
         assert (caught.value.status_code, caught.value.code) == (503, "storage_unavailable")
         assert server.storage.uploads == 0
+
+
+async def test_a_folder_on_a_full_disk_can_be_opened_once_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int, content: bytes, offset: int) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async with running(engine_replying("Hello"), file_dir=tmp_path) as server:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwrite", full)
+            status, reply = await server.get("/v1/files")
+            assert (status, reply["error"]["code"]) == (503, "storage_unavailable")
+        assert (await server.openai.files.list()).data == []
 
 
 async def test_two_servers_cannot_share_a_folder(tmp_path: Path) -> None:
