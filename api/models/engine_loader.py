@@ -101,6 +101,7 @@ class EngineLoader:
         try:
             return await self._load(client, on_progress)
         except BaseException as error:
+            self._stop_canary()
             await client.stop()
             known = isinstance(error, ModelError | AdapterError | EngineDead)
             if known or not isinstance(error, Exception):
@@ -113,9 +114,7 @@ class EngineLoader:
 
     async def unload(self, model: ServedModel) -> None:
         """Ends the model's engine."""
-        if self._canary is not None:
-            self._canary.cancel()
-            self._canary = None
+        self._stop_canary()
         await model.client.stop()
 
     async def _load(self, client: EngineClient, on_progress: OnProgress) -> ServedModel:
@@ -196,6 +195,11 @@ class EngineLoader:
         canary = Canary(client, self._tools.recorder, interval)
         self._canary = asyncio.create_task(canary.run())
         return canary
+
+    def _stop_canary(self) -> None:
+        if self._canary is not None:
+            self._canary.cancel()
+            self._canary = None
 
 
 def _generation_defaults(

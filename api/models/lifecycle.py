@@ -57,7 +57,7 @@ class Lifecycle:
         self._budget = budget
         self._listener = listener
         self._tasks: set[asyncio.Task[None]] = set()
-        self._unloads: set[asyncio.Task[None]] = set()
+        self._unloads: dict[ModelEntry, asyncio.Task[None]] = {}
         self._ended: asyncio.Future[str] | None = None
 
     @property
@@ -75,7 +75,7 @@ class Lifecycle:
 
     async def close(self) -> None:
         """See ``ModelPool.close``."""
-        for task in self._tasks - self._unloads:
+        for task in self._tasks - set(self._unloads.values()):
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
@@ -215,10 +215,12 @@ class Lifecycle:
         self.changed.set()
 
     def begin_unload(self, entry: ModelEntry, reason: UnloadReason) -> asyncio.Task[None]:
+        """Begins to unload a loaded model, if that has not begun; returns the task that does it."""
+        if (running := self._unloads.get(entry)) is not None:
+            return running
         entry.state = "unloading"
-        task = self._spawn(self._unload(entry, reason))
-        self._unloads.add(task)
-        task.add_done_callback(self._unloads.discard)
+        task = self._unloads[entry] = self._spawn(self._unload(entry, reason))
+        task.add_done_callback(lambda task: self._unloads.pop(entry))
         return task
 
     async def _unload(self, entry: ModelEntry, reason: UnloadReason) -> None:

@@ -166,14 +166,14 @@ class ModelPool:
         (await self.acquire(entry, seconds)).release()
 
     async def unload(self, entry: ModelEntry) -> None:
-        """Unloads a model that has no work; does nothing if it is not loaded.
+        """Unloads a model that has no work, and waits until its memory is free.
 
         Raises:
             ModelBusy: requests use it or wait for it.
         """
         if entry.is_busy or entry.waiters or entry.state == "loading":
             raise ModelBusy(f"requests use the model {entry.name!r} or wait for it")
-        if entry.state == "loaded":
+        if entry.state in ("loaded", "unloading"):
             await asyncio.shield(self._lifecycle.begin_unload(entry, "request"))
 
     def add_loaded(self, entry: ModelEntry, model: ServedModel) -> None:

@@ -28,7 +28,11 @@ _SUMMARY = "Summary of the conversation so far:\n"
 
 
 def messages_of(instructions: str | None, items: Sequence[Item]) -> list[MessageFields]:
-    """The messages of the conversation. All output of one model turn becomes one message."""
+    """The messages of the conversation. All output of one model turn becomes one message.
+
+    A turn with calls ends with their results, which must directly follow the message of all
+    these calls; any other turn ends with its text.
+    """
     messages: list[MessageFields] = []
     if instructions is not None:
         messages.append({"role": "system", "content": instructions})
@@ -36,13 +40,13 @@ def messages_of(instructions: str | None, items: Sequence[Item]) -> list[Message
     for item in items:
         match item:
             case MessageItem(role="assistant"):
-                if turn is None or "content" in turn or "tool_calls" in turn:
+                if turn is None or _has_ended(turn):
                     turn = _begin_turn(messages)
-                turn["content"] = "".join(map(_shown, item.content))
+                turn["content"] = turn.get("content", "") + "".join(map(_shown, item.content))
             case ReasoningItem():
-                if turn is None or len(turn) > 1:
+                if turn is None or _has_ended(turn):
                     turn = _begin_turn(messages)
-                turn["reasoning_content"] = _thought_of(item)
+                turn["reasoning_content"] = turn.get("reasoning_content", "") + _thought_of(item)
             case FunctionCallItem():
                 turn = turn or _begin_turn(messages)
                 turn.setdefault("tool_calls", []).append(_call_of(item))
@@ -65,6 +69,10 @@ def _begin_turn(messages: list[MessageFields]) -> MessageFields:
     turn: MessageFields = {"role": "assistant"}
     messages.append(turn)
     return turn
+
+
+def _has_ended(turn: MessageFields) -> bool:
+    return "content" in turn and "tool_calls" not in turn
 
 
 def _content_of(parts: Sequence[_Part]) -> str | list[dict[str, Any]]:

@@ -180,8 +180,12 @@ def _locked(path: Path) -> int:
             f"the folder of files {path} is in use by another server (process {holder}); "
             "give each server its own --file-dir"
         ) from error
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, str(os.getpid()).encode(), 0)
+    try:
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, str(os.getpid()).encode(), 0)
+    except OSError as error:  # a full disk; locked, the folder would never be opened again
+        os.close(lock)
+        raise StorageUnavailable(f"{path}: {error.strerror}") from error
     return lock
 
 

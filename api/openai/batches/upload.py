@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple, ParamSpec, TypeVar
 
 from aiohttp import BodyPartReader, hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from chairlift.api.errors import FileTooLarge
+from chairlift.api.errors import FileTooLarge, StorageUnavailable
 from chairlift.api.http.encodings import require_known_encoding
 from chairlift.api.http.expectations import invite_body
 from chairlift.engine.errors import RequestError
@@ -24,6 +24,9 @@ PIECE_BYTES = 1 << 20
 _MAX_FIELD_BYTES = 1024
 _MAX_FIELDS = 16
 _FIELDS = ("purpose", "expires_after[anchor]", "expires_after[seconds]")
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Upload(NamedTuple):
@@ -45,6 +48,7 @@ async def receive(request: web.Request, path: Path, max_bytes: int, seconds: flo
     Raises:
         RequestError: the body is no upload, its encoding unknown, or a field's value invalid.
         FileTooLarge: the file is larger than ``max_bytes``.
+        StorageUnavailable: the disk is full or fails.
         web.HTTPException: the body is too slow or of another type.
     """
     if request.content_type != "multipart/form-data":
@@ -107,20 +111,28 @@ def _checked(fields: dict[str, str], filename: str | None) -> Upload:
 async def _write(part: BodyPartReader, path: Path, max_bytes: int, seconds: float) -> None:
     if part.headers.get(hdrs.CONTENT_TRANSFER_ENCODING, "binary").lower() not in ("binary", "8bit"):
         raise RequestError("file: a transfer encoding is not supported", "file")
-    file = await asyncio.to_thread(path.open, "xb")
+    file = await _on_disk(path.open, "xb")
     try:
         size = 0
         async for piece in _pieces(part, seconds):
             size += len(piece)
             if size > max_bytes:
                 raise FileTooLarge(f"a file may have {max_bytes} bytes", "file")
-            await asyncio.to_thread(_write_all, file, piece)
+            await _on_disk(file.write, piece)
     finally:
-        await asyncio.to_thread(file.close)
+        await _on_disk(file.close)
 
 
-def _write_all(file: BinaryIO, piece: bytes) -> None:
-    file.write(piece)
+async def _on_disk(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Calls ``work`` in a thread.
+
+    Raises:
+        StorageUnavailable: the disk is full or fails.
+    """
+    try:
+        return await asyncio.to_thread(work, *args, **kwargs)
+    except OSError as error:
+        raise StorageUnavailable(f"the file cannot be written: {error.strerror}") from error
 
 
 async def _pieces(part: BodyPartReader, seconds: float) -> AsyncIterator[bytes]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import io
 import os
 import sqlite3
 from collections.abc import AsyncIterator
@@ -182,8 +184,7 @@ async def test_an_upload_that_ends_early_leaves_nothing(server: Running) -> None
     incoming = (server.service.settings.file_dir or Path()) / "incoming"
     await until(lambda: incoming.exists() and list(incoming.iterdir()))
     writer.close()
-    await until(lambda: not list(incoming.iterdir()))
-    assert server.storage.uploads == 0
+    await until(lambda: not (list(incoming.iterdir()) or server.storage.uploads))
 
 
 async def test_an_upload_that_cannot_be_recorded_leaves_nothing(
@@ -200,6 +201,36 @@ async def test_an_upload_that_cannot_be_recorded_leaves_nothing(
             await server.openai.files.create(file=("a.jsonl", b"{}"), purpose="batch")
         assert list((tmp_path / "contents").iterdir()) == []
         assert list((tmp_path / "incoming").iterdir()) == []
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
+@pytest.mark.parametrize("size", [2, 3_000_000])
+async def test_an_upload_to_a_full_disk_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    def opened(path: Path, mode: str) -> io.BufferedWriter:
+        return io.BufferedWriter(io.FileIO("/dev/full", "w"))
+
+    async with running(engine_replying("Hello"), file_dir=tmp_path) as server:
+        monkeypatch.setattr(Path, "open", opened)
+        with pytest.raises(openai.InternalServerError, match="No space left on device") as caught:
+            await upload(server, b"x" * size)
+        assert (caught.value.status_code, caught.value.code) == (503, "storage_unavailable")
+        assert server.storage.uploads == 0
+
+
+async def test_a_folder_on_a_full_disk_can_be_opened_once_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int, content: bytes, offset: int) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async with running(engine_replying("Hello"), file_dir=tmp_path) as server:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwrite", full)
+            status, reply = await server.get("/v1/files")
+            assert (status, reply["error"]["code"]) == (503, "storage_unavailable")
+        assert (await server.openai.files.list()).data == []
 
 
 async def test_two_servers_cannot_share_a_folder(tmp_path: Path) -> None:

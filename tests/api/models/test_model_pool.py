@@ -255,6 +255,26 @@ def test_unloading_on_request_refuses_a_model_with_work() -> None:
     run_virtually(main())
 
 
+def test_a_second_unload_waits_for_the_first() -> None:
+    async def main() -> None:
+        models = simulated([lazy("a"), lazy("b")], None)
+        entry = models.entry("a")
+        await use(models, "a", 0)
+        first = asyncio.create_task(models.pool.unload(entry))
+        await asyncio.sleep(0.01)
+        assert entry.state == "unloading"
+        await models.pool.unload(entry)
+        assert (entry.state, models.loaders["a"].running) == ("unloaded", False)
+        await first
+        assert models.log.unloads == [("a", "request")]
+        await use(models, "a", 0)
+        await models.pool.unload(entry)
+        assert entry.state == "unloaded"
+        await models.pool.close()
+
+    run_virtually(main())
+
+
 def test_names_aliases_and_unknown_names() -> None:
     async def main() -> None:
         models = simulated([lazy("org/a", aliases=("gpt-4o", "b")), lazy("c")], None)

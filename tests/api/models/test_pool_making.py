@@ -8,17 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.api.fake_engine import FakeEngine, Scripted, model_info
 from support.api.simulated_models import Log
 from support.tiny import tiny_model_dir
 
-from chairlift.api.models.engine_loader import LoaderTools
+from chairlift.api.models import engine_loader
+from chairlift.api.models.engine_loader import EngineLoader, LoaderTools
 from chairlift.api.models.making import make_pool, own_folder
 from chairlift.api.models.pool import ModelPool
 from chairlift.api.models.spec import ModelsMemory, ModelSpec
-from chairlift.api.settings import ServerSettings
+from chairlift.api.settings import LoraSource, ServerSettings
 from chairlift.engine.client.supervision import Supervision
 from chairlift.engine.config import EngineConfig
-from chairlift.engine.errors import ModelError
+from chairlift.engine.errors import AdapterError, ModelError
+from chairlift.engine.hub.source import resolve
+from chairlift.engine.messages import silent
 from chairlift.engine.workers.pool import Workers
 from chairlift.metrics.recorder import Recorder
 
@@ -86,3 +90,23 @@ def test_models_share_no_folder_of_prefixes(tiny: Path) -> None:
     folders = {own_folder(config, name, [shared, shared]).prefix_cache_dir for name in ("a/b", "a")}
     assert folders == {Path("prefixes/a%2Fb"), Path("prefixes/a")}
     assert own_folder(plain.config, "a", [plain, plain]) == plain.config
+
+
+async def test_a_load_that_fails_ends_its_canary(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = FakeEngine(model_info(), lambda request, index: Scripted([0]))
+    monkeypatch.setattr(engine_loader, "make_client", lambda *args: engine)
+    settings = ServerSettings(canary_interval=60.0, loras=(LoraSource("adapter", tiny),))
+    spec = ModelSpec(EngineConfig(str(tiny)), settings)
+    workers = Workers()
+    tools = LoaderTools(Supervision(), workers, workers, Recorder("1.2"), lambda reason: None)
+    loader = EngineLoader("tiny", spec, spec.config, resolve(str(tiny)), tools)
+    before = asyncio.all_tasks()
+    try:
+        with pytest.raises(AdapterError):  # the engine takes no adapters
+            await loader.load(silent)
+        await asyncio.sleep(0)
+        assert asyncio.all_tasks() == before
+    finally:
+        workers.close()

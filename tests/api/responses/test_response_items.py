@@ -22,6 +22,16 @@ from support.api.api_server import (
 from support.api.credentials import ALICE, BOB, alice_and_bob, bearer
 
 from chairlift.api.errors import UnknownItem, UnknownResponse
+from chairlift.api.responses.history import messages_of
+from chairlift.api.responses.items import (
+    FunctionCallItem,
+    FunctionCallOutputItem,
+    Item,
+    MessageItem,
+    OutputText,
+    ReasoningItem,
+    ReasoningText,
+)
 from chairlift.api.responses.replies import ENTRY_BYTES, ITEM_BYTES, StoredResponse
 from chairlift.api.responses.store import ResponseStore
 
@@ -260,3 +270,50 @@ async def test_a_refusal_is_part_of_the_conversation(server: Running) -> None:
     # The stored refusal gives the same prompt.
     await server.post(PATH, {"input": "c", "previous_response_id": reply["id"]})
     assert "assistant\nI cannot.<|im_end|>" in last_prompt(server)
+
+
+def _call(call_id: str) -> FunctionCallItem:
+    return FunctionCallItem(f"fc_{call_id}", call_id, "look", "{}")
+
+
+def _text(text: str) -> MessageItem:
+    return MessageItem("msg_1", "assistant", [OutputText(text)])
+
+
+def _thought(text: str) -> ReasoningItem:
+    return ReasoningItem("rs_1", [ReasoningText(text)])
+
+
+def _summary(message: dict[str, Any]) -> tuple[Any, ...]:
+    calls = [call["id"] for call in message.get("tool_calls", ())]
+    return message["role"], message.get("reasoning_content"), message.get("content"), calls
+
+
+@pytest.mark.parametrize(
+    ("turn", "expected"),
+    [
+        ([_call("a"), _text("And"), _call("b")], [(None, "And", ["a", "b"])]),
+        ([_text("One"), _call("a"), _text(", two"), _call("b")], [(None, "One, two", ["a", "b"])]),
+        (
+            [_thought("Hm."), _call("a"), _thought(" Oh."), _call("b")],
+            [("Hm. Oh.", None, ["a", "b"])],
+        ),
+        ([_thought("Hm."), _thought(" Oh."), _call("a")], [("Hm. Oh.", None, ["a"])]),
+        (
+            [_text("One"), _thought("Hm."), _call("a")],
+            [(None, "One", []), ("Hm.", None, ["a"])],
+        ),
+    ],
+)
+def test_results_follow_the_one_message_of_all_calls(
+    turn: list[Item], expected: list[tuple[Any, ...]]
+) -> None:
+    calls = [item.call_id for item in turn if isinstance(item, FunctionCallItem)]
+    results = [FunctionCallOutputItem(f"fco_{call}", call, "snow") for call in calls]
+    messages = messages_of(None, [*turn, *results, _text("Done"), _text("Bye")])
+    assert [_summary(message) for message in messages] == [
+        *(("assistant", *one) for one in expected),
+        *(("tool", None, "snow", []) for _ in calls),
+        ("assistant", None, "Done", []),
+        ("assistant", None, "Bye", []),
+    ]
