@@ -231,6 +231,9 @@ class Pipeline:
         for sequence, tokens in plan.chunks.items():
             if sequence.first_token_at is None:
                 sequence.chunks.append((now, tokens))
+        for choice, parent in (*plan.joins.items(), *plan.ends.items()):
+            # The choice was forked when this step was planned, before its last chunk was noted.
+            choice.chunks = list(parent.chunks)
         self._recorder.begin(plan)
         batch, prefixes = self._batch, self._prefixes
         self._swap_out(plan.preempted)
