@@ -199,7 +199,7 @@ def reply_syntax(
     show_special = not request.skip_special_tokens
     if (harmony := vocabulary.harmony_rules(state, show_special)) is not None:
         return ReplySyntax(harmony, True, syntax)
-    transitions = tuple(_transitions(format, tools))
+    transitions = tuple(_transitions(format, tools, request.grammar_request is not None))
     if not transitions:
         return None
     rules = vocabulary.rules(
@@ -210,12 +210,18 @@ def reply_syntax(
     return ReplySyntax(rules, format.thoughts is not None, syntax)
 
 
-def _transitions(format: ChatFormat, tools: ToolPlan | None) -> Iterator[Transition]:
+def _transitions(
+    format: ChatFormat, tools: ToolPlan | None, has_form: bool
+) -> Iterator[Transition]:
+    """The tags of the reply; ``has_form`` is whether a grammar is requested for its text."""
     is_constrained = tools is not None and tools.syntax.is_constrained
     # Calls under a grammar use other tags than the model's native format.
     yield from (p for p in format.transitions if not is_constrained or p.target != CALL)
     if format.thoughts is not None:
-        yield Transition(NORMAL, format.thoughts.start, THOUGHT)
+        # A start tag of several tokens is in the prompt if a grammar follows the thought
+        # (``thought_plan``), so in the reply it is text of the required form.
+        if not has_form or format.thoughts.start.token is not None:
+            yield Transition(NORMAL, format.thoughts.start, THOUGHT)
         yield Transition(THOUGHT, format.thoughts.end, NORMAL)
     if tools is None:
         return

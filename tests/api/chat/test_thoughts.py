@@ -87,6 +87,22 @@ async def test_tags_of_several_tokens() -> None:
         assert server.engine.submitted[-1].params.thinking == Thinking((end,), 5)
 
 
+async def test_a_reply_of_a_required_form_may_contain_a_spelled_out_tag() -> None:
+    tokenizer = byte_tokenizer(_TEMPLATE, special=["<|channel>", "<channel|>"])
+    form = '{"a": "<|channel>thought b"}'
+    text = [*"Hm", "<channel|>", *form]
+    tokens = [tokenizer.encode(each, add_special_tokens=False)[0] for each in text]
+    engine = FakeEngine(
+        model_info(vocab_size=len(tokenizer)), lambda *_: Scripted(tokens, finish="length")
+    )
+    async with running(engine, tokenizer) as server:
+        skip_grammar_check(server)
+        body = {**BODY, "response_format": {"type": "json_object"}}
+        reply = await reply_both_ways(server, body)
+        assert last_prompt(server, tokenizer).endswith("assistant\n<|channel>thought")
+        assert (reply.reasoning, reply.content) == ("Hm", form)
+
+
 async def test_a_call_in_or_after_a_thought() -> None:
     template = _TEMPLATE + "{{ tools }}<|tool_call_start|>"
     special = [*TAGS, "<|tool_call_start|>", "<|tool_call_end|>"]
