@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 
 import yaml
 from support.paths import ROOT
 from support.prometheus import promtool
+
+from chairlift.api.observe.tracing import OPERATIONS
+from chairlift.api.server.routes import ROUTES
 
 ALERTS = ROOT / "metrics" / "alerts.yml"
 DASHBOARD = json.loads((ROOT / "metrics" / "grafana.json").read_text())
@@ -24,6 +28,17 @@ def test_the_alert_rules_are_valid_and_each_fires_when_it_should() -> None:
         for expected in case["alert_rule_test"]:
             (fired if expected.get("exp_alerts") else quiet).add(expected["alertname"])
     assert fired == quiet == {rule["alert"] for rule in RULES}
+
+
+def test_shares_of_requests_are_of_all_routes_that_generate() -> None:
+    patterns = [
+        pattern for rule in RULES for pattern in re.findall(r'route=~"([^"]*)"', rule["expr"])
+    ]
+    assert len(patterns) == 2
+    for pattern in patterns:
+        # Prometheus' matches are of the entire label, too.
+        found = {route.path for route in ROUTES if re.fullmatch(pattern, route.path)}
+        assert found == OPERATIONS.keys()
 
 
 def test_no_panels_share_an_id_or_overlap() -> None:
