@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from chairlift.api.cli.arguments.parser import CommandParser
-from chairlift.api.server.standard_streams import ending_with_reader
+from chairlift.api.server.standard_streams import ending_with_reader, replace_unencodable
 
 
 class _Command(NamedTuple):
@@ -49,6 +49,7 @@ class _Version(argparse.Action):
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one subcommand; returns the exit code."""
     arguments = sys.argv[1:] if argv is None else list(argv)
+    replace_unencodable()
     return ending_with_reader(lambda: _run(arguments))
 
 

@@ -25,6 +25,12 @@ def prompt_of(request: Submit) -> str:
     return str(TOKENIZER.decode(request.prompt))
 
 
+async def test_characters_that_the_locale_cannot_write_are_replaced() -> None:
+    async with running(FakeEngine(model_info(), ending("Zürich \N{SNOWFLAKE}"))) as server:
+        done = await chat("Where?", "--base-url", server.url, PYTHONIOENCODING="latin-1")
+    assert (done.code, done.out) == (0, "Zürich ?\n"), done.err
+
+
 @pytest.mark.slow
 async def test_a_conversation_continues_after_a_stopped_reply() -> None:
     replies = iter(["Hello\x1b[2J", "x" * 5000, "Bye"])
