@@ -194,6 +194,26 @@ async def test_keys_typed_while_a_reply_streams_are_not_shown_in_it_but_read_aft
 
 
 @pytest.mark.slow
+async def test_ctrl_d_while_a_reply_streams_leaves_after_it() -> None:
+    engine = FakeEngine(
+        model_info(),
+        lambda *_: Scripted([*ids("x" * 300), END], ended_by_token=True),
+        step_seconds=0.005,
+    )
+    async with (
+        running(engine) as server,
+        in_terminal("--base-url", server.url) as (terminal, command),
+    ):
+        await terminal.prompts()
+        terminal.type("One\n")
+        await terminal.shows("xxxx")
+        terminal.type("\x04")
+        await terminal.shows("first token after")
+        await terminal.prompts()
+        assert await asyncio.wait_for(command.wait(), 30) == 0
+
+
+@pytest.mark.slow
 async def test_markdown_is_rendered_in_a_terminal_only() -> None:
     reply = "# Title\n\nSome **bold** text\n\n- one\n- two\n"
     engine = FakeEngine(model_info(), ending(reply))
