@@ -91,7 +91,7 @@ export class Chat {
     const { id, settings, draft } = conversation.record;
     sessionStorage.setItem(CURRENT, id);
     element("prompt").value = draft?.text ?? "";
-    this.files.show(draft?.files ?? []);
+    this.files.open(draft?.files ?? []);
     this.settings.show(settings);
     this.files.offer(this.settings.sees);
     this.log.show(conversation, this.running?.message);
@@ -128,13 +128,18 @@ export class Chat {
     this.running?.controller.abort();
   }
 
-  send() {
+  async send() {
+    const { conversation } = this;
+    if (this.files.reading) {
+      await this.files.reading;
+      if (conversation !== this.conversation || element("file-error").textContent) return;
+    }
     const content = element("prompt").value.trim();
     const { files } = this.files;
     if ((!content && !files.length) || this.running) return;
     element("prompt").value = "";
     element("file-error").textContent = "";
-    this.files.show([]);
+    this.files.open([]);
     this.conversation.record.draft = undefined;
     this.ask({ role: "user", content, ...(files.length && { files }) });
   }
