@@ -311,7 +311,7 @@ def _writes(text: str) -> Callable[[Path], None]:
             _writes(json.dumps(SHAREGPT[3:7])),
             "no conversation with a prompt of 4 to 1024",
         ),
-        ("sharegpt", _writes("[" * 100_000), "is not a ShareGPT file"),
+        ("sharegpt", _writes('[{"id": ' + "[" * 100_000), "is not a ShareGPT file"),
         ("trace", lambda path: None, "No such file"),
         ("trace", _writes(""), "holds no requests"),
         ("trace", _writes('{"arrival": "soon"}\n'), "line 1: no output_tokens"),
