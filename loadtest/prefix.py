@@ -115,6 +115,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--restart", action="store_true", help="also measure prefixes on disk")
     given = parser.parse_args(argv)
+    if given.prefix_tokens < 1 or given.requests < 2:
+        parser.error("--prefix-tokens must be at least 1, and --requests 2")
     passed = True
     for model in given.models:
         with tempfile.TemporaryDirectory(prefix="chairlift-prefix-") as scratch:

@@ -162,6 +162,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
     given = parser.parse_args(argv)
+    if given.rows < 2 or min(given.tokens, given.rounds) < 1:
+        parser.error("--rows must be at least 2, and --tokens and --rounds 1")
     spec = peers.ours(given.model)
     try:
         with ChildServer(spec, START_LIMIT):

@@ -31,8 +31,9 @@ class ModelRecorder:
         child = self._child
         for field, update in self._copies:
             update(getattr(stats, field))
-        if stats.kv_limit_bytes:
-            child["kv_usage"].set(stats.kv_used_bytes / stats.kv_limit_bytes)
+        # Without a limit there is no engine now, so no KV memory either.
+        limit = stats.kv_limit_bytes
+        child["kv_usage"].set(stats.kv_used_bytes / limit if limit else 0)
         # As in vLLM, this minus prompt_cached is the number of computed tokens.
         child["prompt_tokens"].inc(stats.prefill_tokens + stats.prefix_hits)
         child["generation_tokens"].inc(stats.output_tokens)

@@ -12,7 +12,9 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from chairlift.api.cli.arguments.parser import CommandParser
-from chairlift.api.server.standard_streams import ending_with_reader
+from chairlift.api.server.standard_streams import ending_with_reader, replace_unencodable
+
+EXIT_INTERRUPTED = 130
 
 
 class _Command(NamedTuple):
@@ -47,9 +49,14 @@ class _Version(argparse.Action):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one subcommand; returns the exit code."""
+    """Runs one subcommand; returns the exit code, which is 130 after Ctrl-C."""
     arguments = sys.argv[1:] if argv is None else list(argv)
-    return ending_with_reader(lambda: _run(arguments))
+    replace_unencodable()
+    try:
+        return ending_with_reader(lambda: _run(arguments))
+    except KeyboardInterrupt:
+        # Also during a command's imports, which take most of the time of a short one.
+        return EXIT_INTERRUPTED
 
 
 def _run(arguments: list[str]) -> int:

@@ -1,7 +1,8 @@
-"""Standard streams that were closed when a command was started, or that nobody reads any more."""
+"""Standard streams that are closed, that nobody reads any more, or whose encoding is not UTF-8."""
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -22,6 +23,12 @@ def fill() -> None:
             with suppress(OSError):
                 # The system assigns the lowest free number, which is this one.
                 os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+
+
+def replace_unencodable() -> None:
+    """Lets standard output print any text: a locale's encoding may lack some of its characters."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")
 
 
 def ending_with_reader(run: Callable[[], int]) -> int:

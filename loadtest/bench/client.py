@@ -169,14 +169,14 @@ class OpenAIClient:
         url = f"{self.base_url}/v1/models"
         try:
             return str(msgspec.json.decode(await self.fetch(url))["data"][0]["id"])
-        except (msgspec.DecodeError, KeyError, IndexError, TypeError) as error:
+        except (msgspec.DecodeError, RecursionError, LookupError, TypeError) as error:
             raise ServerError(f"GET {url} lists no model; name one with --model") from error
 
     async def server_version(self) -> str | None:
         """The version that the server tells at /version, as vLLM and Chairlift do."""
         try:
             version = msgspec.json.decode(await self.fetch(f"{self.base_url}/version"))["version"]
-        except (ServerError, msgspec.DecodeError, KeyError, TypeError):
+        except (ServerError, msgspec.DecodeError, RecursionError, KeyError, TypeError):
             return None
         return shorten(str(version))
 
@@ -233,6 +233,6 @@ async def _http_error(response: aiohttp.ClientResponse) -> str:
     text = await response.text(errors="replace")
     try:
         text = error_text(msgspec.json.decode(text)["error"])
-    except (msgspec.DecodeError, KeyError, TypeError):
+    except (msgspec.DecodeError, RecursionError, KeyError, TypeError):
         text = shorten(text)
     return f"HTTP {response.status} {response.reason}: {text}"

@@ -23,6 +23,18 @@ _RANDOM_DATASETS = ("random", "random-mm", "prefix_repetition", "trace")
 # Data sets that are read from --dataset-path.
 FILE_DATASETS = ("sharegpt", "custom", "trace")
 
+# Beyond these, arrival times overflow; "inf" has a meaning of its own.
+_RANGES = {
+    "request_rate": (1e-9, 1e9),
+    "ramp_up_start_rps": (1e-9, 1e9),
+    "ramp_up_end_rps": (1e-9, 1e9),
+    "burstiness": (1e-3, 1e9),
+}
+# Counts are sent as, and drawn from, numbers of 32 bits.
+_MAX_COUNT = 2**31 - 1
+# All requests are built before the first is sent.
+_MAX_REQUESTS = 10_000_000
+
 
 @dataclass(frozen=True, slots=True)
 class BenchConfig:
@@ -117,14 +129,31 @@ class BenchConfig:
         ):
             count = getattr(self, name)
             yield count is not None and count < 1, f"{_flag(name)} must be at least 1"
-        for name in ("request_rate", "burstiness", "slow_reader_bytes_per_s"):
+            yield (
+                count is not None and count > _MAX_COUNT,
+                f"{_flag(name)} must be at most {_MAX_COUNT}",
+            )
+        for name in ("request_rate", "burstiness"):
             yield not getattr(self, name) > 0, f"{_flag(name)} must be greater than 0"
-        for name in ("duration", "ramp_up_start_rps", "ramp_up_end_rps"):
+        for name in (
+            *("duration", "ramp_up_start_rps", "ramp_up_end_rps"),
+            "slow_reader_bytes_per_s",
+        ):
             value = getattr(self, name)
             yield (
                 value is not None and not 0 < value < math.inf,
                 f"{_flag(name)} must be greater than 0, and a number",
             )
+        for name, (low, high) in _RANGES.items():
+            value = getattr(self, name)
+            yield (
+                value is not None and not low <= value <= high and not math.isinf(value),
+                f"{_flag(name)} must be between {low:g} and {high:g}",
+            )
+        yield (
+            self.temperature is not None and not math.isfinite(self.temperature),
+            "--temperature must be a number",
+        )
         for name in ("cancel_rate", "slow_reader_rate"):
             fraction = getattr(self, name)
             yield not 0 <= fraction <= 1, f"{_flag(name)} is a part of 1: between 0 and 1"
@@ -180,6 +209,10 @@ class BenchConfig:
             self.loops and self.max_concurrency is None,
             "--duration needs --request-rate, --ramp-up-strategy, a trace or --max-concurrency",
         )
+        yield (
+            self.duration is not None and self.duration * self._highest_rate > _MAX_REQUESTS,
+            f"--duration at this rate may be more than {_MAX_REQUESTS:,} requests",
+        )
 
     @property
     def ramp(self) -> Ramp | None:
@@ -210,6 +243,13 @@ class BenchConfig:
             and self.ramp_up_strategy is None
             and self.dataset_name != "trace"
         )
+
+    @property
+    def _highest_rate(self) -> float:
+        """The highest rate at which requests arrive; 0 if it is not known."""
+        if self.ramp_up_end_rps is not None:
+            return self.ramp_up_end_rps
+        return 0.0 if math.isinf(self.request_rate) else self.request_rate
 
     @property
     def request_count(self) -> int:

@@ -60,7 +60,7 @@ class ReplyBuilder:
             return
         try:
             event = _decode_event(data)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             shown = shorten(data.decode(errors="replace"))
             self.reply.error = f"malformed event: {error}: {shown}"
             return

@@ -11,6 +11,9 @@ from typing import Literal
 
 import numpy as np
 
+# Far below the gaps that a clock can tell apart, and not yet 0 when it is divided by a rate.
+_SMALLEST_GAP = 1e-250
+
 
 def arrival_offsets(
     count: int, request_rate: float, burstiness: float, rng: np.random.Generator
@@ -58,6 +61,8 @@ def _at_rates(
         gaps = np.full(len(rates), 1.0)
     else:
         gaps = rng.gamma(shape=burstiness, size=len(rates))
+        # A tiny gap is rounded to 0. If all were 0, their sum could not be scaled.
+        gaps = np.maximum(gaps, _SMALLEST_GAP)
     offsets = np.cumsum(gaps / rates)
     # The sum of a few random gaps deviates from its mean by percents, which would distort the
     # throughput. Scale it, so that the last request arrives as with mean gaps for every seed (vLLM

@@ -39,11 +39,15 @@ def custom_requests(path: Path, count: int, output_len: int | None) -> list[Work
 def _parse_line(line: str, where: str, output_len: int | None) -> WorkloadRequest:
     try:
         entry = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{where}: not JSON ({error})") from error
     prompt = entry.get("prompt") if isinstance(entry, dict) else None
     if not isinstance(prompt, str) or not prompt:
         raise UsageError(f'{where}: no "prompt" text')
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f'{where}: the "prompt" cannot be sent: {error.reason}') from error
     num_tokens = output_len or entry.get("output_tokens", DEFAULT_CUSTOM_OUTPUT_LEN)
     if not isinstance(num_tokens, int) or num_tokens < 1:
         raise UsageError(f'{where}: "output_tokens" must be a whole number of at least 1')

@@ -79,7 +79,7 @@ def _first_turns(path: Path) -> list[list[_Turn]]:
         read = msgspec.json.decode(path.read_bytes(), type=list[_Conversation])
     except OSError as error:
         raise UsageError(f"--dataset-path: {error}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(
             f"--dataset-path: {path} is not a ShareGPT file, a JSON list of"
             f' {{"conversations": [{{"value": text}}, …]}}: {error}'

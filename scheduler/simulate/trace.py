@@ -106,7 +106,7 @@ def _rows(path: Path, file: TextIO) -> Iterator[tuple[int, Mapping[str, Any]]]:
         if line.strip():
             try:
                 row = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise TraceError(f"{path}, line {number}: not JSON: {error}") from error
             if not isinstance(row, dict):
                 raise TraceError(f"{path}, line {number}: not a JSON object")
@@ -132,7 +132,7 @@ def _request(row: Mapping[str, Any]) -> TraceRequest:
 def _value(row: Mapping[str, Any], column: str, read: Callable[[Any], T], what: str) -> T:
     try:
         value = read(row[column])
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{column} must be {what}, not {row[column]!r}") from error
     if not math.isfinite(value):
         raise ValueError(f"{column} must be {what}, not {row[column]!r}")
@@ -150,7 +150,7 @@ def _count(row: Mapping[str, Any], column: str) -> int:
         raise ValueError(f"no {column}")
     try:
         count = int(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         count = 0
     if count < 1 or isinstance(value, float | bool):
         raise ValueError(f"{column} must be a whole number above 0, not {value!r}")

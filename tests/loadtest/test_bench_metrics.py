@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from chairlift.loadtest.bench.metrics import Reply, compute_metrics
+from chairlift.loadtest.bench.stream import ReplyBuilder
 from chairlift.loadtest.data.arrivals import arrival_offsets
 from chairlift.loadtest.data.workload import draw_lengths, random_requests
 
@@ -75,6 +76,20 @@ def test_goodput_counts_requests_that_meet_every_objective(
     ]
     metrics = compute_metrics(replies, 2.0, objectives, [99])
     assert metrics.request_goodput == pytest.approx(good / 2)
+
+
+def test_a_deeply_nested_event_is_a_failure_of_its_reply() -> None:
+    reply = Reply(10)
+    ReplyBuilder(reply, lambda now: None).add(b'{"error": ' + b"[" * 100_000, 1.0)
+    assert reply.error.startswith("malformed event: ")
+
+
+@pytest.mark.parametrize("burstiness", [0.001, 1.0, 1e9, math.inf])
+@pytest.mark.parametrize("rate", [1e-9, 1e9])
+def test_arrivals_are_finite_over_the_range_of_the_flags(rate: float, burstiness: float) -> None:
+    for seed in range(20):
+        (only,) = arrival_offsets(1, rate, burstiness, np.random.default_rng(seed))
+        assert only == pytest.approx(1 / rate)
 
 
 @pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0, math.inf])

@@ -311,11 +311,21 @@ def _writes(text: str) -> Callable[[Path], None]:
             _writes(json.dumps(SHAREGPT[3:7])),
             "no conversation with a prompt of 4 to 1024",
         ),
+        ("sharegpt", _writes('[{"id": ' + "[" * 100_000), "is not a ShareGPT file"),
         ("trace", lambda path: None, "No such file"),
         ("trace", _writes(""), "holds no requests"),
         ("trace", _writes('{"arrival": "soon"}\n'), "line 1: no output_tokens"),
+        ("trace", _writes('{"arrival": ' + "[" * 100_000), "line 1: not JSON"),
+        (
+            "trace",
+            _writes('{"arrival": 0, "output_tokens": 1, "prompt_tokens": 1e999}'),
+            "line 1: prompt_tokens must be a whole number",
+        ),
         ("trace", _writes("prompt,answer\n1,2\n"), "line 2: no column of arrivals"),
         ("custom", _writes('{"prompt": 5}\n'), ':1: no "prompt" text'),
+        ("custom", _writes("[" * 100_000), ":1: not JSON"),
+        ("custom", _writes("9" * 5000), ":1: not JSON"),
+        ("custom", _writes('{"prompt": "\\ud800"}'), ':1: the "prompt" cannot be sent'),
     ],
 )
 def test_an_invalid_data_set_is_refused_in_one_line(

@@ -190,6 +190,22 @@ def test_a_sweep_runs_each_value_with_new_prompts(
         (("--seed", "-1"), "--seed must not be negative"),
         (("--duration", "5"), "--duration needs --request-rate"),
         (("--duration", "0", "--request-rate", "1"), "--duration must be greater than 0"),
+        (("--request-rate", "1e-320"), "--request-rate must be between 1e-09 and 1e+09"),
+        (("--request-rate", "1e300"), "--request-rate must be between 1e-09 and 1e+09"),
+        (("--burstiness", "1e-300"), "--burstiness must be between 0.001 and 1e+09"),
+        (("--burstiness", "1e308"), "--burstiness must be between 0.001 and 1e+09"),
+        (("--num-prompts", "9" * 20), "--num-prompts must be at most 2147483647"),
+        (("--duration", "1e308", "--request-rate", "1e9"), "more than 10,000,000 requests"),
+        (("--duration", "1e12", "--request-rate", "1e3"), "more than 10,000,000 requests"),
+        (
+            (
+                *("--duration", "1e9", "--ramp-up-strategy", "linear"),
+                *("--ramp-up-start-rps", "1", "--ramp-up-end-rps", "2"),
+            ),
+            "more than 10,000,000 requests",
+        ),
+        (("--temperature", "nan"), "--temperature must be a number"),
+        (("--slow-reader-bytes-per-s", "inf"), "--slow-reader-bytes-per-s must be greater"),
         (("--ramp-up-strategy", "linear"), "go together"),
         (
             ("--ramp-up-strategy", "linear", "--ramp-up-start-rps", "0", "--ramp-up-end-rps", "2"),

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 
 import yaml
+from prometheus_client import generate_latest
 from support.paths import ROOT
 from support.prometheus import promtool
+
+from chairlift.api.observe.tracing import OPERATIONS
+from chairlift.api.server.routes import ROUTES
+from chairlift.metrics.recorder import Recorder
 
 ALERTS = ROOT / "metrics" / "alerts.yml"
 DASHBOARD = json.loads((ROOT / "metrics" / "grafana.json").read_text())
@@ -24,6 +30,34 @@ def test_the_alert_rules_are_valid_and_each_fires_when_it_should() -> None:
         for expected in case["alert_rule_test"]:
             (fired if expected.get("exp_alerts") else quiet).add(expected["alertname"])
     assert fired == quiet == {rule["alert"] for rule in RULES}
+
+
+def test_shares_of_requests_are_of_all_routes_that_generate() -> None:
+    patterns = [
+        pattern for rule in RULES for pattern in re.findall(r'route=~"([^"]*)"', rule["expr"])
+    ]
+    assert len(patterns) == 2
+    for pattern in patterns:
+        # Prometheus' matches are of the entire label, too.
+        found = {route.path for route in ROUTES if re.fullmatch(pattern, route.path)}
+        assert found == OPERATIONS.keys()
+
+
+def test_a_server_can_be_chosen_before_it_has_loaded_a_model() -> None:
+    recorder = Recorder("1.2")
+    recorder.serve_models(["m"], None)
+    exposed = generate_latest(recorder.registry).decode()
+    queries = {each["name"]: each.get("definition") for each in DASHBOARD["templating"]["list"]}
+    for name in ("job", "instance"):
+        (metric,) = re.findall(r"label_values\((\w+)", queries[name])
+        assert f"\n{metric}{{" in exposed
+
+
+def test_lines_of_several_models_have_different_names() -> None:
+    for panel in DASHBOARD["panels"]:
+        for target in panel.get("targets", ()):
+            if panel["type"] == "timeseries" and "sum" not in target["expr"]:
+                assert {"{{instance}}", "{{model_name}}"} <= set(target["legendFormat"].split())
 
 
 def test_no_panels_share_an_id_or_overlap() -> None:

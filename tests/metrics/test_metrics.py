@@ -72,6 +72,16 @@ def test_counters_exist_at_zero_before_anything_happened(recorder: Recorder) -> 
     assert value(recorder, "chairlift_engine_restarts_total", reason="hang") == 0
 
 
+def test_an_engine_that_is_gone_uses_no_kv_memory(recorder: Recorder) -> None:
+    recorder.record_step(step_stats())
+    recorder.record_step(StepStats(waiting=3))  # as after a crash, before the next engine's steps
+    assert value(recorder, "vllm:kv_cache_usage_perc") == 0
+    recorder.record_step(step_stats())
+    recorder.model_unloaded("m", "request")
+    assert value(recorder, "vllm:kv_cache_usage_perc") == 0
+    assert value(recorder, "chairlift_kv_bytes", state="used") == 0
+
+
 def test_a_finished_choice_records_its_times(recorder: Recorder) -> None:
     # arrival 100, scheduled 101, first token 103, finished 107; 5 tokens
     recorder.record_step(step_stats())

@@ -167,7 +167,7 @@ def _from_file(path: Path, actions: _Actions) -> dict[str, Setting]:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
     known = [key for key in _in_sources(actions) if key not in (CONFIG, PRINT_CONFIG)]
     return _from_table(table, actions, known, str(path))

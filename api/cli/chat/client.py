@@ -20,6 +20,7 @@ CONNECT_SECONDS = 10.0
 FETCH_SECONDS = 60.0
 # Tokens that arrive within fewer seconds come from one read: they tell no speed of the model.
 SHORTEST = 0.05
+_NO_CHUNK = "the server sent something else than a chunk of a reply"
 
 
 class ChatError(Exception):
@@ -201,7 +202,7 @@ class ChatClient:
                 f"no server answers at {self.base_url}: start one with 'chairlift serve', or name "
                 "another with --base-url"
             ) from error
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError) as error:
             raise ChatError(f"{url}: {error or type(error).__name__}") from error
 
 
@@ -209,18 +210,35 @@ def _has_id(model: object) -> bool:
     return isinstance(model, dict) and "id" in model
 
 
-def _text_deltas(chunk: dict[str, Any], speed: Speed) -> list[TextDelta]:
+def _text_deltas(chunk: Any, speed: Speed) -> list[TextDelta]:
+    """The texts of a chunk, which may be anything if the server is not Chairlift.
+
+    Raises:
+        ChatError: it is an error, or no chunk of a reply.
+    """
+    if not isinstance(chunk, dict):
+        raise ChatError(_NO_CHUNK)
     if (error := chunk.get("error")) is not None:
         raise ChatError(_message(error))
-    if usage := chunk.get("usage"):
-        speed.tokens = usage.get("completion_tokens")
+    match chunk.get("usage"):
+        case {"completion_tokens": int(tokens)}:
+            speed.tokens = tokens
+    choices = chunk.get("choices") or []
+    if not isinstance(choices, list):
+        raise ChatError(_NO_CHUNK)
     deltas = []
-    for choice in chunk.get("choices", ()):
-        delta = choice.get("delta") or {}
+    for choice in choices:
+        delta = (choice.get("delta") or {}) if isinstance(choice, dict) else None
+        if not isinstance(delta, dict):
+            raise ChatError(_NO_CHUNK)
         for name, is_thought in (("reasoning_content", True), ("content", False)):
-            if text := delta.get(name):
-                speed.note_text()
+            text = delta.get(name)
+            if not isinstance(text, str | None):
+                raise ChatError(_NO_CHUNK)
+            if text:
                 deltas.append(TextDelta(text, is_thought))
+    if deltas:
+        speed.note_text()
     return deltas
 
 

@@ -155,7 +155,8 @@ def _without_echo() -> Iterator[None]:
     file = sys.stdin.fileno()
     before = termios.tcgetattr(file)
     silent = termios.tcgetattr(file)
-    silent[3] &= ~termios.ECHO
+    # A terminal that collects lines would swallow Ctrl-D.
+    silent[3] &= ~(termios.ECHO | termios.ICANON)
     termios.tcsetattr(file, termios.TCSADRAIN, silent)
     try:
         yield

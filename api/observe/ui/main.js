@@ -13,7 +13,7 @@ const element = (id) => document.getElementById(id);
 const chairs = new Chairs(element("chairs"), element("queue"));
 const gauges = new Gauges();
 const chat = new Chat(() => askForKey(""));
-let onKey = () => {}; // called when the user has entered a key
+let onKey; // called when the user has entered a key
 
 function state(kind, text) {
   element("state").dataset.state = kind;
@@ -47,13 +47,17 @@ element("key-form").addEventListener("submit", (event) => {
 
 async function watch() {
   for (;;) {
+    // A request of the chat may need another key while the events still arrive with the old one.
+    const controller = new AbortController();
+    onKey = () => controller.abort();
     try {
-      const response = await call("ui/events");
+      const response = await call("ui/events", { signal: controller.signal });
       element("key-form").hidden = true;
       element("key-error").textContent = "";
       for await (const snapshot of events(response, SILENCE_MS)) show(snapshot);
       state("lost", "The server has ended; looking for it …");
     } catch (error) {
+      if (error.name === "AbortError") continue;
       if (error.status === 401) {
         state("waiting", "Waiting for an API key");
         askForKey(error.message);

@@ -25,6 +25,12 @@ def prompt_of(request: Submit) -> str:
     return str(TOKENIZER.decode(request.prompt))
 
 
+async def test_characters_that_the_locale_cannot_write_are_replaced() -> None:
+    async with running(FakeEngine(model_info(), ending("Zürich \N{SNOWFLAKE}"))) as server:
+        done = await chat("Where?", "--base-url", server.url, PYTHONIOENCODING="latin-1")
+    assert (done.code, done.out) == (0, "Zürich ?\n"), done.err
+
+
 @pytest.mark.slow
 async def test_a_conversation_continues_after_a_stopped_reply() -> None:
     replies = iter(["Hello\x1b[2J", "x" * 5000, "Bye"])
@@ -185,6 +191,26 @@ async def test_keys_typed_while_a_reply_streams_are_not_shown_in_it_but_read_aft
         assert "typed" not in await terminal.prompts()
         await terminal.shows("Second")
     assert "typed early" in prompt_of(engine.submitted[1])
+
+
+@pytest.mark.slow
+async def test_ctrl_d_while_a_reply_streams_leaves_after_it() -> None:
+    engine = FakeEngine(
+        model_info(),
+        lambda *_: Scripted([*ids("x" * 300), END], ended_by_token=True),
+        step_seconds=0.005,
+    )
+    async with (
+        running(engine) as server,
+        in_terminal("--base-url", server.url) as (terminal, command),
+    ):
+        await terminal.prompts()
+        terminal.type("One\n")
+        await terminal.shows("xxxx")
+        terminal.type("\x04")
+        await terminal.shows("first token after")
+        await terminal.prompts()
+        assert await asyncio.wait_for(command.wait(), 30) == 0
 
 
 @pytest.mark.slow

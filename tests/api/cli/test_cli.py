@@ -301,3 +301,15 @@ def test_flags_of_memory_seed_and_revision() -> None:
     ):
         with pytest.raises(SystemExit):
             config_of(flag, value)
+
+
+def test_ctrl_c_during_a_commands_imports_ends_it_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("chairlift.api.cli.main.import_module", interrupted)
+    try:
+        code = main(["models"])
+    except KeyboardInterrupt:  # it would end pytest
+        code = -1
+    assert code == 130

@@ -124,6 +124,7 @@ def test_a_negative_switch(tmp_path: Path) -> None:
         ('trust-remote-code = "maybe"', "trust-remote-code: must be true or false"),
         ('cors-origin = "*"', "cors-origin: must be a list"),
         ("port = ", "not valid TOML"),
+        ("port = " + "[" * 10_000, "not valid TOML"),
     ],
 )
 def test_an_error_in_a_file_names_the_key(tmp_path: Path, text: str, message: str) -> None:

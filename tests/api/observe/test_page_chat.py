@@ -115,6 +115,7 @@ def test_conversations_are_renamed_exported_and_deleted(page: Page) -> None:
     page.keyboard.press("Enter")
     titles = page.locator("#conversation-list .title")
     expect(titles).to_have_text(["Two", "Snow & ice"])
+    expect(titles.last).to_be_focused()
     with page.expect_download() as download:
         page.get_by_role("button", name="Export as JSON: Snow & ice").click()
     assert download.value.suggested_filename == "Snow-ice.json"
@@ -129,11 +130,13 @@ def test_conversations_are_renamed_exported_and_deleted(page: Page) -> None:
     page.get_by_role("button", name="Delete: Two").click()
     page.locator("#confirm-yes").click()
     expect(titles).to_have_text(["Snow & ice"])
+    expect(page.locator("#conversations-toggle")).to_be_focused()
     # The deleted one was shown.
     expect(page.locator(".message")).to_have_count(0)
     page.locator("#delete-all").click()
     page.locator("#confirm-yes").click()
     expect(titles).to_have_count(0)
+    expect(page.locator("#conversations-toggle")).to_be_focused()
     page.reload()
     open_list(page)
     expect(page.locator("#no-conversations")).to_be_visible()

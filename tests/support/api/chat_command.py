@@ -44,7 +44,8 @@ async def chat(*arguments: str, piped: str = "", **environment: str) -> Done:
         env=os.environ | environment,
     )
     out, err = await asyncio.wait_for(process.communicate(piped.encode()), 180)
-    return Done(process.returncode, out.decode(), err.decode())
+    encoding = environment.get("PYTHONIOENCODING", "utf-8")
+    return Done(process.returncode, out.decode(encoding), err.decode())
 
 
 class Terminal:

@@ -42,7 +42,9 @@ export class Chat {
     });
     element("prompt").addEventListener("input", () => this.saveDraft());
     document.addEventListener("keydown", (event) => {
-      if (event.key === "Escape") this.stop();
+      // In a dialog or an input method, Escape cancels what is done there.
+      const isOther = event.isComposing || event.target.closest("dialog");
+      if (event.key === "Escape" && !isOther) this.stop();
     });
     addEventListener("pagehide", () => this.saveRunning());
     element("stop").addEventListener("click", () => this.stop());
@@ -89,7 +91,7 @@ export class Chat {
     const { id, settings, draft } = conversation.record;
     sessionStorage.setItem(CURRENT, id);
     element("prompt").value = draft?.text ?? "";
-    this.files.show(draft?.files ?? []);
+    this.files.open(draft?.files ?? []);
     this.settings.show(settings);
     this.files.offer(this.settings.sees);
     this.log.show(conversation, this.running?.message);
@@ -126,13 +128,18 @@ export class Chat {
     this.running?.controller.abort();
   }
 
-  send() {
+  async send() {
+    const { conversation } = this;
+    if (this.files.reading) {
+      await this.files.reading;
+      if (conversation !== this.conversation || element("file-error").textContent) return;
+    }
     const content = element("prompt").value.trim();
     const { files } = this.files;
     if ((!content && !files.length) || this.running) return;
     element("prompt").value = "";
     element("file-error").textContent = "";
-    this.files.show([]);
+    this.files.open([]);
     this.conversation.record.draft = undefined;
     this.ask({ role: "user", content, ...(files.length && { files }) });
   }
@@ -191,18 +198,21 @@ export class Chat {
     if (error.status === 401) this.onUnauthorized();
   }
 
-  // Carries out a control of a message.
+  // Carries out a control of a message. Returns false if a reply that is arriving forbids it.
   act(act, message, control) {
     const { conversation } = this;
     const siblings = conversation.siblings(message);
     const at = siblings.indexOf(message);
     if (act === "copy") copy(message.role === "user" ? textOf(message) : message.content, control);
     else if (act === "previous" || act === "next") this.choose(siblings[at + (act === "next" ? 1 : -1)], act);
-    else if (this.running) announce("A reply is arriving. Stop it first.");
-    else if (act === "regenerate") this.reply(message.parent);
+    else if (this.running) {
+      announce("A reply is arriving. Stop it first.");
+      return false;
+    } else if (act === "regenerate") this.reply(message.parent);
     else if (act === "continue") this.generate(message);
     else if (act === "edited") this.ask({ ...content(message), content: control }, message.parent);
     else if (act === "results") this.sendResults(message, control);
+    return true;
   }
 
   choose(message, act) {
@@ -233,7 +243,9 @@ export class Chat {
 
   listActions() {
     const load = async (id) => {
-      if (id === this.conversation.id) return this.conversation;
+      // The record of these would overwrite a change of a copy.
+      const inUse = [this.conversation, this.running?.conversation].find((each) => each?.id === id);
+      if (inUse) return inUse;
       const record = (await this.store.records()).find((each) => each.id === id);
       return new Conversation(record, await this.store.messages(id));
     };

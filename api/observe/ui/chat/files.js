@@ -12,6 +12,8 @@ export class Files {
   // `onChange` is called with the files, each with `name`, and `text` or `image`.
   constructor(target, onChange) {
     this.files = [];
+    this.draft = {}; // stands for the message that the files belong to
+    this.reading = undefined; // resolves when the files are read, if some are being read
     this.sees = false; // whether the model takes images
     this.kinds = element("file-kinds"); // in a text that is shown at times only
     this.onChange = onChange;
@@ -51,21 +53,37 @@ export class Files {
     this.kinds.textContent = kinds;
   }
 
+  // Shows the files of another message. Those that are still being read were not for it.
+  open(files) {
+    this.draft = {};
+    this.show(files);
+  }
+
   show(files) {
     this.files = files;
     element("files").replaceChildren(...files.map((file) => this.chip(file)));
   }
 
   async take(dropped) {
+    const { draft, reading: before } = this;
+    const reading = Promise.resolve(before).then(() => this.takeFor(draft, dropped));
+    this.reading = reading;
+    await reading;
+    if (this.reading === reading) this.reading = undefined;
+  }
+
+  async takeFor(draft, dropped) {
     const errors = [];
     for (const file of dropped) {
       try {
-        this.add({ name: file.name, ...(await this.read(file)) });
+        const content = await this.read(file);
+        if (draft !== this.draft) return;
+        this.add({ name: file.name, ...content });
       } catch (error) {
         errors.push(`${file.name}: ${error.message}`);
       }
     }
-    element("file-error").textContent = errors.join("; ");
+    if (draft === this.draft) element("file-error").textContent = errors.join("; ");
   }
 
   async read(file) {

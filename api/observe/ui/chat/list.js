@@ -40,10 +40,18 @@ export class ConversationList {
   }
 
   fill(records, current) {
+    const focused = document.activeElement;
+    const isWithin = this.panel.contains(focused);
+    const id = focused?.closest("li")?.dataset.id;
     const sorted = records.toSorted((one, other) => other.updated - one.updated);
     element("conversation-list").replaceChildren(...sorted.map((record) => entry(record, current)));
     element("delete-all").hidden = sorted.length === 0;
     element("no-conversations").hidden = sorted.length > 0;
+    // The control that had the focus may be gone: it goes to its conversation, or else to the list.
+    if (!isWithin) return;
+    const items = [...element("conversation-list").children];
+    const item = items.find(({ dataset }) => dataset.id === id);
+    (item?.querySelector(".title") ?? this.toggle).focus();
   }
 
   async click(event) {

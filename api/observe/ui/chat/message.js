@@ -145,7 +145,8 @@ export class MessageView {
     toggle.setAttribute("aria-pressed", `${Boolean(this.tokens)}`);
   }
 
-  // Replaces the text with a field. `onSave` is called with the changed text.
+  // Replaces the text with a field. `onSave` is called with the changed text; if it returns false,
+  // the text stays in the field.
   edit(onSave) {
     if (this.editor) return;
     this.editor = make("form", "editor");
@@ -166,8 +167,7 @@ export class MessageView {
     const submit = () => {
       const text = field.value.trim();
       if (!text && !this.message.files?.length) return;
-      close();
-      onSave(text);
+      if (onSave(text)) close();
     };
     this.editor.addEventListener("submit", (event) => {
       event.preventDefault();
