@@ -7,6 +7,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from chairlift.engine.device.control_group import group_folders
+
 _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
 # Columns of a core's idle time in /proc/stat, in the order of proc_stat(5).
@@ -51,25 +53,8 @@ def quota(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> float | None:
 
     This is the smallest limit of the process's cgroup and its ancestors, of version 2 or 1.
     """
-    limits: list[float] = []
-    try:
-        lines = (proc / "self" / "cgroup").read_text().splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        # In a container the path may be the host's, while the files are those of the container's
-        # root. So a folder of the path may be missing.
-        root = cgroups / "cpu" if controllers else cgroups
-        group = root / path.lstrip("/")
-        for folder in (group, *group.parents):
-            limits += _limit(folder)
-            if folder == root:
-                break
-    return min(limits, default=None)
+    folders = group_folders("cpu", proc, cgroups)
+    return min((limit for folder in folders for limit in _limit(folder.path)), default=None)
 
 
 def _limit(folder: Path) -> list[float]:

@@ -1,4 +1,4 @@
-"""The memory that control groups (cgroups) leave to this process, as in a container."""
+"""The control groups (cgroups) of this process, and the memory that they leave to it."""
 
 from __future__ import annotations
 
@@ -16,6 +16,13 @@ class GroupMemory(NamedTuple):
 
     limit: int
     free: int
+
+
+class GroupFolder(NamedTuple):
+    """A folder of a control group, and the version of its files, 1 or 2."""
+
+    path: Path
+    version: int
 
 
 class _Names(NamedTuple):
@@ -41,7 +48,14 @@ def group_memory(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> GroupMemory | 
     return GroupMemory(min(each.limit for each in found), min(each.free for each in found))
 
 
-def _limits(proc: Path, cgroups: Path) -> Iterator[GroupMemory]:
+def group_folders(
+    controller: str, proc: Path = _PROC, cgroups: Path = _CGROUPS
+) -> Iterator[GroupFolder]:
+    """The folders of this process's group and its ancestors that may limit a resource.
+
+    Args:
+        controller: that of the resource, "cpu" or "memory".
+    """
     try:
         lines = (proc / "self" / "cgroup").read_text().splitlines()
     except OSError:
@@ -49,18 +63,23 @@ def _limits(proc: Path, cgroups: Path) -> Iterator[GroupMemory]:
     for line in lines:
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
-        if controllers and "memory" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
         # In a container the path may be the host's, while the files are those of the container's
         # root. So a folder of the path may be missing.
-        root = cgroups / "memory" if controllers else cgroups
+        root = cgroups / controller if controllers else cgroups
         group = root / path.lstrip("/")
         for folder in (group, *group.parents):
-            # Without a limit, the file says "max".
-            with suppress(OSError, ValueError):
-                yield _read(folder, _VERSION_1 if controllers else _VERSION_2)
+            yield GroupFolder(folder, 1 if controllers else 2)
             if folder == root:
                 break
+
+
+def _limits(proc: Path, cgroups: Path) -> Iterator[GroupMemory]:
+    for folder in group_folders("memory", proc, cgroups):
+        # Without a limit, the file says "max".
+        with suppress(OSError, ValueError):
+            yield _read(folder.path, _VERSION_1 if folder.version == 1 else _VERSION_2)
 
 
 def _read(folder: Path, names: _Names) -> GroupMemory:

@@ -66,6 +66,7 @@ TRACE = [
     {"arrival": 7.5, "prompt_tokens": 9, "output_tokens": 4, "max_tokens": 8, "priority": -1},
     {"arrival": 9.0, "prompt_tokens": 2, "output_tokens": 1},
 ]
+INFINITE = '{"arrival": 0, "output_tokens": 1, "prompt_tokens": 1e999}'
 
 
 @pytest.fixture
@@ -316,11 +317,7 @@ def _writes(text: str) -> Callable[[Path], None]:
         ("trace", _writes(""), "holds no requests"),
         ("trace", _writes('{"arrival": "soon"}\n'), "line 1: no output_tokens"),
         ("trace", _writes('{"arrival": ' + "[" * 100_000), "line 1: not JSON"),
-        (
-            "trace",
-            _writes('{"arrival": 0, "output_tokens": 1, "prompt_tokens": 1e999}'),
-            "line 1: prompt_tokens must be a whole number",
-        ),
+        ("trace", _writes(INFINITE), "line 1: prompt_tokens must be a whole number"),
         ("trace", _writes("prompt,answer\n1,2\n"), "line 2: no column of arrivals"),
         ("custom", _writes('{"prompt": 5}\n'), ':1: no "prompt" text'),
         ("custom", _writes("[" * 100_000), ":1: not JSON"),
