@@ -126,18 +126,10 @@ def test_choices_share_a_prefill_and_differ_by_seed() -> None:
     assert [choice.n for choice in bench.finished].count(3) == 3
 
 
-def test_choices_of_one_prefill_report_its_chunks() -> None:
-    bench = Bench(tiny_model("llama"), rows=4)
-    bench.submit("n", list(range(5, 80)), 3, n=3)
-    bench.drain()
-    for index in range(3):
-        times = bench.outputs["n", index][0].prefill_times
-        assert times is not None
-        assert sum(tokens for _, tokens in times.chunks) == 75
-
-
-def test_choices_without_room_together_report_their_own_chunks() -> None:
-    bench = Bench(tiny_model("llama"), rows=2)
+@pytest.mark.parametrize("rows", [4, 2])
+def test_choices_report_the_chunks_of_their_prefill(rows: int) -> None:
+    """That is one for all choices if there are rows for them, and else one for each."""
+    bench = Bench(tiny_model("llama"), rows=rows)
     bench.submit("n", list(range(5, 80)), 3, n=3)
     bench.drain()
     for index in range(3):

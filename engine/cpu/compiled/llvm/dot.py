@@ -28,7 +28,7 @@ from chairlift.engine.cpu.compiled.llvm.dot_tiles import QUAD, QUADS, dot_name, 
 from chairlift.engine.cpu.compiled.llvm.host_compiler import Function, host_compiler
 from chairlift.engine.cpu.compiled.llvm.jobs import shared
 from chairlift.engine.cpu.compiled.llvm.panels import find_group
-from chairlift.engine.cpu.compiled.llvm.quantized import BITS
+from chairlift.engine.cpu.compiled.llvm.quantized import BITS, record_size
 
 # The bytes of a token's records.
 _SIZES = f"""
@@ -159,10 +159,8 @@ def _panel(kind: str, registers: Registers, panel: str, x: str, y: str, place: s
         f"  br label %tile_end"
         for tokens in range(1, most + 1)
     )
-    return f"""
+    return f"""{record_size(kind, registers.lanes)}
   %units = udiv i64 %group_inputs, {QUAD * quads}
-  %group_codes = mul i64 %group_inputs, {outputs * BITS[kind] // 8}
-  %record = add i64 %group_codes, {outputs * 8}
   %panel_bytes = mul i64 %input_groups, %record
   %wo = mul i64 {panel}, %panel_bytes
   %wp = getelementptr i8, ptr %w, i64 %wo
