@@ -22,7 +22,8 @@ class BenchRun(NamedTuple):
         metrics: the computed metrics.
         replies: the replies in the order of their requests.
         samples: rows and queue length over time; empty if no report needs them.
-        checks: the comparison with the server's metrics; None if the server lacks them.
+        checks: the comparison with the server's metrics; None if the server lacks them, or has
+            none after the run.
         verification: the result of ``--verify``; None without the flag.
         server_version: the server's version; None if it has no /version.
     """
@@ -48,5 +49,5 @@ class BenchRun(NamedTuple):
         return (
             not self.metrics.failed
             and (self.verification is None or self.verification.passed)
-            and (self.checked or not self.config.check_metrics)
+            and (not self.config.check_metrics or (self.checks is not None and self.checked))
         )

@@ -36,6 +36,7 @@ async def perform(config: BenchConfig) -> BenchRun:
         body["temperature"] = config.sent_temperature
     if config.ignores_eos:
         body["ignore_eos"] = True
+    shown = not config.disable_tqdm
     async with OpenAIClient(
         config.base_url,
         config.endpoint,
@@ -55,10 +56,10 @@ async def perform(config: BenchConfig) -> BenchRun:
         # Print these results before further requests to a server that may have stopped responding.
         print(result_block(config, metrics))
         print(failures(replies), end="")
-        checks = None if check is None else await _end_check(config, check, sent, replies)
+        checks = None if check is None else await _end_check(check, sent, replies, shown=shown)
         verification = None
         if config.verify:
-            progress = Progress(metrics.completed, "verify", shown=not config.disable_tqdm)
+            progress = Progress(metrics.completed, "verify", shown=shown)
             verification = await verify_replies(client, sent, replies, progress)
             print(verification_report(verification))
         version = await client.server_version() if config.html else None
@@ -101,13 +102,12 @@ async def _begin_check(config: BenchConfig, client: OpenAIClient) -> CrossCheck 
 
 
 async def _end_check(
-    config: BenchConfig, check: CrossCheck, sent: list[WorkloadRequest], replies: list[Reply]
+    check: CrossCheck, sent: list[WorkloadRequest], replies: list[Reply], shown: bool
 ) -> list[MetricCheck] | None:
     try:
-        checks = await check.end(sent, replies, not config.disable_tqdm)
+        checks = await check.end(sent, replies, shown)
     except ServerError as error:
-        if config.check_metrics:
-            raise
+        # Not raised, even with --check-metrics: the run's results are still to be saved.
         print(f"Not compared with the server's metrics: {error}", file=sys.stderr)
         return None
     print(check_report(checks))

@@ -301,3 +301,26 @@ def test_disagreement_is_printed_and_is_an_error_only_with_check_metrics(
     assert "Not compared with the server's metrics: GET " in printed.err
     assert "/nowhere: HTTP 404" in printed.err
     assert "has no vllm:request_prompt_tokens_sum, vllm:generation_tokens_total" in printed.err
+
+
+def test_results_are_saved_if_the_metrics_are_gone_after_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = FakeServer(metrics=_scrape(1, 1, 10, 10))
+
+    def die(prompt: str) -> bool:
+        fake.metrics = ""
+        return False
+
+    fake.fail = die
+    report = tmp_path / "report.html"
+    flags = ("--save-result", "--result-dir", str(tmp_path), "--html", str(report))
+    with serving(fake):
+        assert bench(fake, *SMALL, *flags, "--check-metrics") == cli.EXIT_FAILED
+        fake.metrics = _scrape(1, 1, 10, 10)
+        assert bench(fake, *SMALL) == cli.EXIT_OK
+    printed = capsys.readouterr()
+    assert printed.err.count("Not compared with the server's metrics: GET ") == 2
+    (saved,) = tmp_path.glob("*.json")
+    assert json.loads(saved.read_text())["completed"] == 6
+    assert "not compared" in report.read_text()
