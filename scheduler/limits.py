@@ -87,7 +87,7 @@ class Limits:
                 f"max-step-tokens ({self.max_step_tokens}) must be larger than max-rows "
                 f"({self.max_rows}): every running row takes one token of each step"
             )
-        if self.step_seconds <= 0:
+        if not self.step_seconds > 0:  # also if it is not a number
             raise ValueError(f"max-step-ms must be above 0, not {self.step_seconds * 1e3:g}")
         if self.max_scored < 1:
             raise ValueError(f"max-scored must be at least 1, not {self.max_scored}")

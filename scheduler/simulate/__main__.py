@@ -95,7 +95,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _bytes(value: str) -> int:
-    return int(float(value))
+    try:
+        return int(float(value))
+    except (ValueError, OverflowError) as error:
+        raise argparse.ArgumentTypeError(f"must be a number of bytes, not {value!r}") from error
 
 
 def _shares(value: str) -> dict[int, float]:
@@ -170,7 +173,11 @@ def main(arguments: list[str] | None = None) -> int:
     report = figures(simulation.measurements, simulation.budget)
     print(text(report))
     if options.json:
-        options.json.write_text(json.dumps(report, indent=2) + "\n")
+        try:
+            options.json.write_text(json.dumps(report, indent=2) + "\n")
+        except OSError as error:
+            print(f"simulate: {error}", file=sys.stderr)
+            return 2
     steps = simulation.measurements.steps
     print(f"{took:.1f} s here, {steps / took:,.0f} steps planned a second", file=sys.stderr)
     return 0

@@ -111,12 +111,12 @@ def _parts(measurements: Measurements) -> list[dict[str, float]]:
         parts.append(
             {
                 "from": begin,
-                "busy": part.seconds / lasted,
-                "rows": part.row_seconds / lasted,
-                "waiting": part.waiting_seconds / lasted,
+                "busy": _ratio(part.seconds, lasted),
+                "rows": _ratio(part.row_seconds, lasted),
+                "waiting": _ratio(part.waiting_seconds, lasted),
                 "padding_ratio": _ratio(part.padding, part.columns),
-                "prefill_tokens_per_s": part.prefill_tokens / lasted,
-                "decode_tokens_per_s": part.decode_tokens / lasted,
+                "prefill_tokens_per_s": _ratio(part.prefill_tokens, lasted),
+                "decode_tokens_per_s": _ratio(part.decode_tokens, lasted),
                 "preemptions": part.preemptions,
             }
         )

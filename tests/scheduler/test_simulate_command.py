@@ -104,6 +104,8 @@ def test_an_invalid_line_is_named(
         ("--kv-bytes 1e6", "kv-memory"),
         ("--rate 0", "rate must be above 0"),
         ("--noise 1", "noise must be"),
+        ("--max-step-ms nan", "max-step-ms must be above 0"),
+        ("--requests 2 --json /nowhere/out.json", "/nowhere/out.json"),
         ("--priorities 0:-1", "shares of priorities"),
         ("--trace /nowhere", "/nowhere"),
         ("--trace /nowhere --requests 0", "requests must be above 0"),
@@ -114,6 +116,27 @@ def test_invalid_flags_are_refused(
 ) -> None:
     assert main(flags.split()) == 2
     assert message in capsys.readouterr().err
+
+
+def test_bytes_that_are_no_number_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for value in ("inf", "nan", "much"):
+        with pytest.raises(SystemExit) as exit_:
+            main(["--kv-bytes", value])
+        assert exit_.value.code == 2
+        assert f"must be a number of bytes, not '{value}'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("served", [0, 1])
+def test_a_trace_may_end_with_a_request_that_is_too_long(tmp_path: Path, served: int) -> None:
+    lines = [{"arrival": 0, "prompt_tokens": 10, "output_tokens": 2}] * served
+    # No step runs after the last request, which arrives when a part of the table begins.
+    lines.append({"arrival": 600, "prompt_tokens": 10**9, "output_tokens": 2})
+    trace, out = tmp_path / "trace.jsonl", tmp_path / "out.json"
+    trace.write_text("\n".join(map(json.dumps, lines)))
+    assert main(["--trace", str(trace), "--json", str(out)]) == 0
+    report = json.loads(out.read_text())
+    assert (report["finished"], report["refused"]) == (served, 1)
+    assert [part["busy"] for part in report["parts"]][-1] == 0
 
 
 def test_pages_have_less_padding_than_columns(tmp_path: Path) -> None:
