@@ -70,11 +70,12 @@ class ModelRecorder:
             child["queue_time"].observe(choice.finished - choice.arrival)
             return
         child["queue_time"].observe(choice.scheduled - choice.arrival)
-        child["inference_time"].observe(choice.finished - choice.scheduled)
+        last_token = choice.finished if choice.last_token is None else choice.last_token
+        child["inference_time"].observe(last_token - choice.scheduled)
         child["request_computed"].observe(choice.prompt_tokens - choice.cached_tokens)
         if choice.first_token is None:
             return
-        decode = choice.finished - choice.first_token
+        decode = last_token - choice.first_token
         child["prefill_time"].observe(choice.first_token - choice.scheduled)
         child["decode_time"].observe(decode)
         if choice.generated_tokens > 1:
@@ -93,11 +94,16 @@ def _copies(
         return list(zip(metric.fields, updates.values(), strict=True))
     (field,) = metric.fields
 
-    def update_labels(numbers: dict[str, float]) -> None:
+    def add_labels(numbers: dict[str, float]) -> None:
         for value, number in numbers.items():
             updates[value](number)
 
+    def set_labels(numbers: dict[str, float]) -> None:
+        # Stats of an engine that is gone have no numbers, and its gauges must not stay.
+        for value, update in updates.items():
+            update(numbers.get(value, 0))
+
     if metric.values:
-        return [(field, update_labels)]
+        return [(field, set_labels if metric.kind == "gauge" else add_labels)]
     child = children[metric.key]
     return [(field, child.observe_all if metric.kind == "histogram" else getattr(child, method))]

@@ -54,4 +54,5 @@ class RunningChoice:
             first_token=known.first_token,
             finished=now,
             cached_tokens=self.cached_tokens,
+            last_token=self.last_token,
         )

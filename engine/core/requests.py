@@ -74,6 +74,7 @@ class ActiveRequest:
                 first_token=sequence.first_token_at,
                 finished=now,
                 cached_tokens=sequence.cached or 0,
+                last_token=sequence.last_token_at,
             )
 
 

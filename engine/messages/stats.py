@@ -14,6 +14,8 @@ class FinishedChoice(msgspec.Struct, array_like=True):
         prompt_tokens, cached_tokens: the request's prompt tokens, and those of them that were taken
             from the prefix cache; the same for each of its ``n`` choices.
         arrival, scheduled, first_token, finished: times; None if that point was never reached.
+        last_token: the time of the last token, which is before ``finished`` for an aborted choice
+            that was preempted or waited for another engine; None if there was no token.
     """
 
     reason: FinishReason
@@ -26,6 +28,7 @@ class FinishedChoice(msgspec.Struct, array_like=True):
     first_token: float | None
     finished: float
     cached_tokens: int = 0
+    last_token: float | None = None
 
 
 class StepStats(msgspec.Struct):

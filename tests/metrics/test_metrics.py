@@ -9,7 +9,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from support.api.fake_engine import model_info, step_stats
 
-from chairlift.engine.messages import StepStats
+from chairlift.engine.messages import FinishedChoice, StepStats
 from chairlift.metrics.recorder import Recorder
 from chairlift.metrics.table import ENGINE, MODEL, SERVER, token_buckets
 
@@ -73,9 +73,13 @@ def test_counters_exist_at_zero_before_anything_happened(recorder: Recorder) -> 
 
 
 def test_an_engine_that_is_gone_uses_no_kv_memory(recorder: Recorder) -> None:
+    swapped = "chairlift_swapped_bytes"
     recorder.record_step(step_stats())
+    recorder.record_step(StepStats(swapped_bytes={"memory": 3000, "disk": 4000}))
+    assert value(recorder, swapped, place="disk") == 4000
     recorder.record_step(StepStats(waiting=3))  # as after a crash, before the next engine's steps
     assert value(recorder, "vllm:kv_cache_usage_perc") == 0
+    assert [value(recorder, swapped, place=place) for place in ("memory", "disk")] == [0, 0]
     recorder.record_step(step_stats())
     recorder.model_unloaded("m", "request")
     assert value(recorder, "vllm:kv_cache_usage_perc") == 0
@@ -96,6 +100,18 @@ def test_a_finished_choice_records_its_times(recorder: Recorder) -> None:
         assert value(recorder, f"vllm:request_{name}_seconds_sum") == seconds
     assert value(recorder, "vllm:e2e_request_latency_seconds_sum") == 7.0
     assert value(recorder, "vllm:time_to_first_token_seconds_sum") == 0.3
+
+
+def test_the_time_after_the_last_token_is_no_decode_time(recorder: Recorder) -> None:
+    # first token 103, last token 105; preempted, and aborted at 165
+    choice = FinishedChoice(
+        "abort", 10, 5, 16, 1, 100.0, 101.0, 103.0, finished=165.0, last_token=105.0
+    )
+    recorder.record_step(StepStats(finished=[choice]))
+    assert value(recorder, "vllm:request_decode_time_seconds_sum") == 2.0
+    assert value(recorder, "vllm:request_inference_time_seconds_sum") == 4.0
+    assert value(recorder, "vllm:request_time_per_output_token_seconds_sum") == 0.5
+    assert value(recorder, "vllm:e2e_request_latency_seconds_sum") == 65.0
 
 
 def test_drafts_are_counted_by_position(recorder: Recorder) -> None:

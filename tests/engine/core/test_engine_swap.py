@@ -189,8 +189,14 @@ def test_aborting_a_swapped_request_frees_its_memory() -> None:
     bench = _bench(kind, kind.make(), swap=PLENTY)
     name = _until_preempted(bench)
     before = bench.stats[-1].swapped_bytes["memory"]
+    (swapped,) = bench.core.scheduler.sequences_of(name)
+    time.sleep(0.05)
     bench.core.abort(Abort(name))
     squeeze(bench, 2)
+    (choice,) = [choice for choice in bench.finished if choice.reason == "abort"]
+    assert choice.last_token == swapped.last_token_at
+    assert choice.last_token is not None
+    assert choice.finished - choice.last_token >= 0.05
     assert 0 < bench.stats[-1].swapped_bytes["memory"] < before
     for sequence in list(bench.core.scheduler.waiting):
         bench.core.abort(Abort(sequence.request_id))
