@@ -204,7 +204,9 @@ class OpenAIClient:
     async def _tokenize(self, body: dict[str, Any]) -> int | None:
         data = msgspec.json.encode(body)
         try:
-            async with self._session.post(f"{self.base_url}/tokenize", data=data) as response:
+            async with self._session.post(
+                f"{self.base_url}/tokenize", data=data, timeout=_FETCH_TIMEOUT
+            ) as response:
                 if response.status != 200:
                     return None
                 # llama.cpp replies with no tokens if it does not know the field.

@@ -14,6 +14,10 @@ from chairlift.loadtest.bench.metrics import Reply
 from chairlift.loadtest.bench.progress import Progress
 from chairlift.loadtest.data.workload import WorkloadRequest
 
+# Seconds that a client of ``run_loop`` waits after a failed request. Else those that a server
+# refuses at once, as after its end, would be the more, the faster it refuses.
+_FAILURE_PAUSE = 0.1
+
 
 class LoadResult(NamedTuple):
     """The replies in the order of their requests, and the duration of the run in seconds."""
@@ -62,7 +66,8 @@ async def run_loop(
 ) -> LoadResult:
     """Keeps ``concurrency`` requests in flight for ``seconds``, then waits for the last ones.
 
-    Requests are sent in order, and again from the first after the last.
+    Requests are sent in order, and again from the first after the last. A client whose request
+    failed waits for a moment.
     """
     replies: dict[int, Reply] = {}
     numbers = itertools.count()
@@ -73,6 +78,8 @@ async def run_loop(
             reply = await client.complete(requests[number % len(requests)], progress.add_chunk)
             replies[number] = reply
             progress.add_reply(reply)
+            if reply.error:
+                await asyncio.sleep(_FAILURE_PAUSE)
 
     async with progress:
         start = time.perf_counter()

@@ -66,6 +66,18 @@ def failures(replies: Sequence[Reply]) -> str:
     return f"{len(errors)} of {len(replies)} requests failed; the first: {errors[0]}\n"
 
 
+def uncounted(replies: Sequence[Reply]) -> str:
+    """One line with the number of replies whose tokens the server did not count; empty if none."""
+    complete = [reply for reply in replies if reply.ok]
+    missing = sum(reply.usage_tokens is None for reply in complete)
+    if not missing:
+        return ""
+    return (
+        f"{missing} of {len(complete)} replies had no usage: each of their chunks counts as one"
+        " token, so tokens, throughput and TPOT are wrong if chunks have several.\n"
+    )
+
+
 def sweep_table(runs: Sequence[BenchRun]) -> str:
     """A table with one line for each run of a sweep."""
     head = ("load", "req/s", "tok/s", "TTFT p50", "ITL p50", "E2EL p50", "failed")

@@ -15,7 +15,7 @@ from chairlift.loadtest.bench.dataset import Workload, build_workload
 from chairlift.loadtest.bench.load import LoadResult, run_load, run_loop
 from chairlift.loadtest.bench.metrics import Reply, compute_metrics
 from chairlift.loadtest.bench.progress import Progress
-from chairlift.loadtest.bench.report import failures, result_block
+from chairlift.loadtest.bench.report import failures, result_block, uncounted
 from chairlift.loadtest.bench.result import BenchRun
 from chairlift.loadtest.bench.server_metrics import QueuePoller, QueueSample
 from chairlift.loadtest.bench.tokenizer import local_counter
@@ -55,7 +55,7 @@ async def perform(config: BenchConfig) -> BenchRun:
         metrics = compute_metrics(replies, duration, config.goodput, config.metric_percentiles)
         # Print these results before further requests to a server that may have stopped responding.
         print(result_block(config, metrics))
-        print(failures(replies), end="")
+        print(failures(replies) + uncounted(replies), end="")
         checks = None if check is None else await _end_check(check, sent, replies, shown=shown)
         verification = None
         if config.verify:

@@ -36,7 +36,7 @@ class _Usage(msgspec.Struct):
 class _Event(msgspec.Struct):
     """The fields of a chunk that the load test reads; msgspec skips all others."""
 
-    choices: list[_Choice] = []
+    choices: list[_Choice] | None = None
     usage: _Usage | None = None
     error: Any = None
 

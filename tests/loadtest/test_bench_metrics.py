@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from chairlift.loadtest.bench.metrics import Reply, compute_metrics
+from chairlift.loadtest.bench.report import uncounted
 from chairlift.loadtest.bench.stream import ReplyBuilder
 from chairlift.loadtest.data.arrivals import arrival_offsets
 from chairlift.loadtest.data.workload import draw_lengths, random_requests
@@ -82,6 +83,22 @@ def test_a_deeply_nested_event_is_a_failure_of_its_reply() -> None:
     reply = Reply(10)
     ReplyBuilder(reply, lambda now: None).add(b'{"error": ' + b"[" * 100_000, 1.0)
     assert reply.error.startswith("malformed event: ")
+
+
+def test_the_choices_of_an_event_may_be_null() -> None:
+    builder = ReplyBuilder(Reply(10), lambda now: None)
+    builder.add(b'{"choices": [{"text": "a", "finish_reason": "stop"}], "usage": null}', 1.0)
+    builder.add(b'{"choices": null, "usage": {"prompt_tokens": 3, "completion_tokens": 1}}', 2.0)
+    reply = builder.build()
+    assert (reply.error, reply.prompt_tokens, reply.usage_tokens) == ("", 3, 1)
+
+
+def test_replies_without_usage_are_reported() -> None:
+    counted = _reply(0.0, [1.0, 3.0], usage_tokens=5)
+    counted_as_chunks = _reply(0.0, [1.0, 3.0])
+    assert uncounted([counted, Reply(10, error="refused"), Reply(10, cancelled=True)]) == ""
+    line = uncounted([counted, counted_as_chunks, Reply(10, error="refused")])
+    assert line.startswith("1 of 2 replies had no usage: ")
 
 
 @pytest.mark.parametrize("burstiness", [0.001, 1.0, 1e9, math.inf])

@@ -282,6 +282,13 @@ def test_complete_replies_are_compared_exactly_and_cancelled_ones_within_bounds(
     assert verdicts([cancelled], _scrape(5, 6, 400, 510), {0: None})[2] == "at least 0: -100, False"
 
 
+def test_clients_that_are_refused_do_not_flood_the_server() -> None:
+    flags = ("--duration", "0.5", "--max-concurrency", "2", *SMALL)
+    with serving(FakeServer(fail=lambda prompt: True)) as fake:
+        assert bench(fake, *flags) == cli.EXIT_FAILED
+    assert 2 <= len(fake.bodies) <= 2 * 6
+
+
 def test_disagreement_is_printed_and_is_an_error_only_with_check_metrics(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
