@@ -60,7 +60,11 @@ class Engine(Protocol):
     """An engine that generates one step at a time."""
 
     def add(self, requests: list[BenchRequest]) -> None:
-        """Queues requests."""
+        """Queues requests.
+
+        Raises:
+            ValueError: one can never fit.
+        """
         ...
 
     def step(self) -> StepResult:
@@ -158,7 +162,11 @@ class Ours:
         self.reserved = self.used = 0
 
     def add(self, requests: list[BenchRequest]) -> None:
+        longest = self._core.limits.max_context
         for request in requests:
+            tokens = len(request.prompt) + request.output
+            if tokens > longest:
+                raise ValueError(f"a request of {tokens} tokens is too long: {longest} fit")
             bias = {} if request.repeated is None else {request.repeated: MAX_REAL}
             params = SamplingParams(request.output, seed=0, temperature=0.0, logit_bias=bias)
             adapter = self._adapters[self._added % len(self._adapters)]

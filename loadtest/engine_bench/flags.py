@@ -8,16 +8,16 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from chairlift.api.cli.arguments.parser import CommandParser
-from chairlift.api.cli.flags import positive, share
+from chairlift.api.cli.flags import positive, share, whole
 from chairlift.engine.config import KV_BITS
 from chairlift.loadtest.engine_bench.load import Range, lengths
 
 
-def _rate(text: str) -> float:
-    rate = float(text)
-    if not 0 < rate < math.inf:
+def _above_zero(text: str) -> float:
+    number = float(text)
+    if not 0 < number < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
-    return rate
+    return number
 
 
 def engine_parser(
@@ -43,11 +43,11 @@ def engine_parser(
         help="quantize the weights, in groups of 64 (default: no)",
     )
     parser.add_argument(
-        "--rows", type=int, default=256, help="rows of the batch (default: %(default)s)"
+        "--rows", type=positive, default=256, help="rows of the batch (default: %(default)s)"
     )
     parser.add_argument(
         "--kv-gb",
-        type=float,
+        type=_above_zero,
         help="memory for the KV cache in GB, on each device (default: what a server would take)",
     )
     parser.add_argument(
@@ -58,18 +58,22 @@ def engine_parser(
     )
     parser.add_argument(
         "--decode",
-        type=int,
+        type=positive,
         nargs="*",
         default=[1, 32, 64, 256],
         help="numbers of rows for which decode steps are measured (default: 1 32 64 256)",
     )
-    parser.add_argument("--context", type=int, default=512, help="prompt tokens of --decode")
+    parser.add_argument("--context", type=positive, default=512, help="prompt tokens of --decode")
     parser.add_argument(
-        "--timeline", type=int, nargs="*", default=[], help="values of --decode to record a second"
+        "--timeline",
+        type=positive,
+        nargs="*",
+        default=[],
+        help="values of --decode to record a second",
     )
     parser.add_argument(
         "--adapters",
-        type=int,
+        type=whole,
         default=0,
         metavar="N",
         help="also compare decode steps of --decode with and without N LoRA adapters of rank 8, "
@@ -87,20 +91,20 @@ def engine_parser(
     )
     parser.add_argument(
         "--tensor-parallel-size",
-        type=int,
+        type=positive,
         default=1,
         metavar="N",
         help="divide the model among N devices of this machine (default: %(default)s)",
     )
     parser.add_argument(
         "--bandwidth",
-        type=float,
+        type=_above_zero,
         default=4.8e12,
         help="the device's memory bandwidth in bytes per second (default: an H200's)",
     )
     parser.add_argument(
         "--flops",
-        type=float,
+        type=_above_zero,
         default=989e12,
         help="the device's arithmetic in operations per second (default: an H200's)",
     )
@@ -122,7 +126,7 @@ def _add_mixed_load(parser: argparse.ArgumentParser) -> None:
         metavar="MS",
         help="milliseconds of our steps while rows are decoding (default: the device's)",
     )
-    add("--requests", type=int, default=256, help="requests, 0 for none (default: %(default)s)")
+    add("--requests", type=whole, default=256, help="requests, 0 for none (default: %(default)s)")
     add(
         "--prompt-tokens",
         type=lengths,
@@ -139,13 +143,13 @@ def _add_mixed_load(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--rate",
-        type=_rate,
+        type=_above_zero,
         metavar="R",
         help="requests a second, as a Poisson process (default: all at once)",
     )
     add(
         "--max-concurrency",
-        type=int,
+        type=positive,
         metavar="N",
         help="with --server, requests in flight at most (default: no limit)",
     )

@@ -56,20 +56,28 @@ class MixedLoad:
 
     def figures(self, weights: int) -> dict[str, float]:
         """The figures to report; ``weights`` is the model's size in bytes."""
-        gaps = sorted(self.gaps)
-        itl_p50, itl_p99 = quantiles(self.gaps, self.gap_rows, (0.5, 0.99))
         return {
             "output_tokens_per_s": self.tokens / self.seconds,
-            "gap_p50_ms": gaps[len(gaps) // 2],
-            "gap_p99_ms": gaps[int(len(gaps) * 0.99)],
-            "gap_max_ms": gaps[-1],
-            "itl_p50_ms": itl_p50,
-            "itl_p99_ms": itl_p99,
+            **self._gap_figures(),
             "seconds": self.seconds,
             "peak_gb": self.peak_bytes / 1e9,
             "kv_reserved_gb": self.reserved_bytes / 1e9,
             "kv_reserved_over_used": self.reserved_over_used,
             "peak_over_weights_and_kv": self.peak_bytes / (weights + self.reserved_bytes),
+        }
+
+    def _gap_figures(self) -> dict[str, float]:
+        """The figures of gaps; empty if there were none, as with outputs of one token."""
+        if not self.gaps:
+            return {}
+        gaps = sorted(self.gaps)
+        itl_p50, itl_p99 = quantiles(self.gaps, self.gap_rows, (0.5, 0.99))
+        return {
+            "gap_p50_ms": gaps[len(gaps) // 2],
+            "gap_p99_ms": gaps[int(len(gaps) * 0.99)],
+            "gap_max_ms": gaps[-1],
+            "itl_p50_ms": itl_p50,
+            "itl_p99_ms": itl_p99,
         }
 
 
@@ -122,6 +130,17 @@ def quantiles(
     return [ordered[bisect_left(reached, share * reached[-1])][0] for share in shares]
 
 
+def await_rows(engine: Engine, rows: int) -> None:
+    """Runs steps until one gives a token to each of ``rows`` rows.
+
+    Raises:
+        ValueError: a row has ended before.
+    """
+    while (turn := engine.step()).rows < rows:
+        if turn.ended:
+            raise ValueError(f"{rows} rows never decode together: the KV memory is too small")
+
+
 class Decode(NamedTuple):
     """The median milliseconds of a step, and a timeline of one second of steps if requested."""
 
@@ -130,11 +149,14 @@ class Decode(NamedTuple):
 
 
 def decode_step(engine: Engine, rows: int, context: int, vocabulary: int, timeline: bool) -> Decode:
-    """Times pure decode steps of ``rows`` rows with prompts of ``context`` tokens."""
+    """Times pure decode steps of ``rows`` rows with prompts of ``context`` tokens.
+
+    Raises:
+        ValueError: there is no room for them.
+    """
     output = WARM + TIMED + (MAX_STEPS_PER_SECOND if timeline else 200)
     engine.add(_alike(rows, context, output, vocabulary))
-    while engine.step().tokens < rows:
-        pass
+    await_rows(engine, rows)
     times = []
     for step in range(WARM + TIMED):
         start = time.perf_counter()
@@ -147,13 +169,16 @@ def decode_step(engine: Engine, rows: int, context: int, vocabulary: int, timeli
 def steps_in_turn(
     engines: Sequence[Engine], rows: int, context: int, vocabulary: int
 ) -> list[float]:
-    """The median milliseconds of a decode step of each engine; the engines take turns."""
+    """The median milliseconds of a decode step of each engine; the engines take turns.
+
+    Raises:
+        ValueError: there is no room for the rows.
+    """
     times: list[list[float]] = [[] for _ in engines]
     output = 2 * (WARM + TIMED)
     for engine in engines:
         engine.add(_alike(rows, context, output, vocabulary))
-        while engine.step().tokens < rows:
-            pass
+        await_rows(engine, rows)
     for step in range(WARM + TIMED):
         for engine, own in zip(engines, times, strict=True):
             start = time.perf_counter()

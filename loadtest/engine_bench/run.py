@@ -64,11 +64,10 @@ def run(arguments: Sequence[str], leader: Leader | None) -> int:
     ranks: Ranks = leader.join() if leader else ALONE
     with ThreadWatch(blas_threads(), ranks.threads(None)):
         try:
-            model = _model(options, ranks)
+            _measure(options, _model(options, ranks), leader)
         except ValueError as error:
             print(f"engine_bench: {error}", file=sys.stderr)
             return 2
-        _measure(options, model, leader)
     return 0
 
 
@@ -139,6 +138,11 @@ def _engines(options: argparse.Namespace) -> list[tuple[int, bool]]:
 
 
 def _measure(options: argparse.Namespace, model: MeasuredModel, leader: Leader | None) -> None:
+    """Measures all engines, prints their figures, and writes them.
+
+    Raises:
+        ValueError: requests do not fit into the KV memory.
+    """
     weights, vocabulary = _bytes_of(model.model), model.probed.vocabulary
     device = Device(options.bandwidth, options.flops)
     engines: dict[str, Callable[..., Engine]] = {"ours": partial(Ours, model)}

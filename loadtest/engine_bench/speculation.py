@@ -10,6 +10,7 @@ from typing import NamedTuple
 from chairlift.engine.messages import Submit
 from chairlift.engine.speculation.proposal import Proposal, Proposer
 from chairlift.loadtest.engine_bench.engines import BenchRequest, Ours
+from chairlift.loadtest.engine_bench.measure import await_rows
 from chairlift.scheduler.sequence import Sequence
 
 # Tokens of each row that are timed, on average, and those before them, while the engine learns what
@@ -79,8 +80,7 @@ def decode_rate(engine: Ours, rows: int, context: int, vocabulary: int) -> Rate:
         prompt = [rng.randrange(vocabulary) for _ in range(context)]
         # Another one than its neighbour's, and not the last of an odd vocabulary.
         engine.add([BenchRequest(prompt, OUTPUT, repeated=rng.randrange(vocabulary - 1))])
-    while engine.step().rows < rows:
-        pass
+    await_rows(engine, rows)
     _generate(engine, rows * WARM)
     before, start = engine.drafted, time.perf_counter()
     steps, tokens = _generate(engine, rows * TIMED)

@@ -58,6 +58,18 @@ def test_decode_steps_may_be_left_out(tmp_path: Path) -> None:
     assert "ms a step" not in done.stdout
 
 
+def test_a_request_that_can_never_fit_ends_with_a_message(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(tiny_config("llama", vocab_size=259, layers=1)))
+    command = [sys.executable, "-m", "chairlift.loadtest.engine_bench", "--only", "ours"]
+    command += ["--model", str(config), "--dtype", "float32", "--kv-gb", "0.005", "--requests", "0"]
+    command += ["--decode", "1", "--context", "1000000"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 2
+    assert "engine_bench: a request of 1000240 tokens is too long: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_server_of_the_model_is_measured(tmp_path: Path) -> None:
     config, report = tmp_path / "config.json", tmp_path / "report.json"
     config.write_text(json.dumps(tiny_config("qwen3", vocab_size=512, layers=1, head_dim=64)))

@@ -13,8 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.tiny import tiny_config
 
+from chairlift.loadtest.engine_bench.engines import BenchRequest, StepResult
+from chairlift.loadtest.engine_bench.flags import engine_parser
 from chairlift.loadtest.engine_bench.load import Load, Range, lengths
-from chairlift.loadtest.engine_bench.measure import MixedLoad, quantiles
+from chairlift.loadtest.engine_bench.measure import MixedLoad, decode_step, quantiles
 from chairlift.loadtest.shapes import random_model
 
 
@@ -107,3 +109,48 @@ def test_itl_counts_a_gap_once_for_each_row() -> None:
     load.reserved_bytes = 1
     figures = load.figures(1)
     assert (figures["gap_p50_ms"], figures["itl_p50_ms"]) == (5.0, 20.0)
+
+
+def test_outputs_of_one_token_have_no_gaps() -> None:
+    figures = MixedLoad(tokens=4, seconds=2.0).figures(1)
+    assert figures["output_tokens_per_s"] == 2.0
+    assert not [name for name in figures if "gap" in name or "itl" in name]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        *("--rows 0", "--decode 1 0", "--context 0", "--timeline 0", "--requests -1"),
+        *("--adapters -1", "--max-concurrency 0", "--tensor-parallel-size 0"),
+        *("--kv-gb nan", "--kv-gb 0", "--bandwidth 0", "--flops inf", "--rate -1"),
+    ],
+)
+def test_numbers_that_cannot_be_measured_are_refused(
+    flags: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        engine_parser("", ["tiny"], ["float32"]).parse_args(flags.split())
+    assert f"argument {flags.split()[0]}: " in capsys.readouterr().err
+
+
+class _SmallEngine:
+    """An engine with room for one row at a time."""
+
+    reserved = used = 0
+
+    def __init__(self) -> None:
+        self.left = 0
+
+    def add(self, requests: list[BenchRequest]) -> None:
+        self.left = len(requests)
+
+    def step(self) -> StepResult:
+        if not self.left:
+            return StepResult(0, 0, 0)
+        self.left -= 1
+        return StepResult(1, 1, 1)
+
+
+def test_rows_that_never_decode_together_end_the_measurement() -> None:
+    with pytest.raises(ValueError, match="3 rows never decode together"):
+        decode_step(_SmallEngine(), 3, 5, 50, timeline=False)
