@@ -13,6 +13,7 @@ from support.prometheus import promtool
 from chairlift.api.observe.tracing import OPERATIONS
 from chairlift.api.server.routes import ROUTES
 from chairlift.metrics.recorder import Recorder
+from chairlift.metrics.table import ENGINE, MODEL
 
 ALERTS = ROOT / "metrics" / "alerts.yml"
 DASHBOARD = json.loads((ROOT / "metrics" / "grafana.json").read_text())
@@ -58,6 +59,21 @@ def test_lines_of_several_models_have_different_names() -> None:
         for target in panel.get("targets", ()):
             if panel["type"] == "timeseries" and "sum" not in target["expr"]:
                 assert {"{{instance}}", "{{model_name}}"} <= set(target["legendFormat"].split())
+
+
+def test_every_panel_of_a_model_or_its_engine_shows_the_chosen_models() -> None:
+    # A server of one model has no label model_name in its engine's metrics: it counts as empty.
+    labels = {metric.name: 'model_name=~"$model"' for metric in MODEL}
+    labels |= {metric.name: 'model_name=~"$model|"' for metric in ENGINE}
+    seen = set()
+    for panel in DASHBOARD["panels"]:
+        for target in panel.get("targets", ()):
+            for name, selector in re.findall(r"([\w:]+)\{([^}]*)\}", target["expr"]):
+                known = re.sub("_(bucket|sum|count|total)$", "", name)
+                known = name if name in labels else known
+                assert labels.get(known, 'job="$job"') in selector.split(", "), target["expr"]
+                seen.add(known)
+    assert len(seen & {metric.name for metric in ENGINE}) > 10
 
 
 def test_no_panels_share_an_id_or_overlap() -> None:
