@@ -36,11 +36,11 @@ async def run_load(
     """Sends request i at ``offsets[i]`` seconds, or when fewer than ``max_concurrency`` run."""
     slot = asyncio.Semaphore(max_concurrency) if max_concurrency else contextlib.nullcontext()
 
-    async def send(request: WorkloadRequest) -> Reply:
-        arrival = time.perf_counter()
+    async def send(request: WorkloadRequest, due: float) -> Reply:
         async with slot:
             reply = await client.complete(request, progress.add_chunk)
-        reply.queue_time = reply.start - arrival
+        # From when it was due, so that a client which is too slow for the load shows here.
+        reply.queue_time = reply.start - due
         progress.add_reply(reply)
         return reply
 
@@ -48,10 +48,11 @@ async def run_load(
         start = time.perf_counter()
         tasks = []
         for request, offset in zip(requests, offsets, strict=True):
-            wait = start + offset - time.perf_counter()
+            due = start + offset
+            wait = due - time.perf_counter()
             if wait > 0:
                 await asyncio.sleep(wait)
-            tasks.append(group.create_task(send(request)))
+            tasks.append(group.create_task(send(request, due)))
         replies = [await task for task in tasks]
         duration = time.perf_counter() - start
     return LoadResult(replies, duration)

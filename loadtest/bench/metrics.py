@@ -19,7 +19,8 @@ class Reply:
         prompt_tokens: the server's usage or, without one, the workload's prompt length.
         start: when the request was sent.
         end: when the reply was complete.
-        queue_time: how long the client delayed the request because of ``--max-concurrency``.
+        queue_time: how long after its arrival time the client sent the request, because of
+            ``--max-concurrency`` or because the client itself was too slow.
         chunk_times: the arrival of every chunk with a token.
         usage_tokens: output tokens by the server's usage; None without one.
         text: the text of the reply.

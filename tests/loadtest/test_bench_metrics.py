@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import Any
 
 import numpy as np
 import pytest
 
+from chairlift.loadtest.bench.client import OpenAIClient
+from chairlift.loadtest.bench.load import run_load
 from chairlift.loadtest.bench.metrics import Reply, compute_metrics
+from chairlift.loadtest.bench.progress import Progress
 from chairlift.loadtest.bench.report import uncounted
-from chairlift.loadtest.bench.stream import ReplyBuilder
+from chairlift.loadtest.bench.stream import ChunkListener, ReplyBuilder
 from chairlift.loadtest.data.arrivals import arrival_offsets
-from chairlift.loadtest.data.workload import draw_lengths, random_requests
+from chairlift.loadtest.data.workload import WorkloadRequest, draw_lengths, random_requests
 
 
 def _reply(start: float, chunks: list[float], **fields: Any) -> Reply:
@@ -145,3 +149,20 @@ async def test_random_prompts_have_the_requested_tokens_and_repeat_with_the_seed
     assert len({request.prompt.split()[0] for request in built[0]}) > 1
     by_words = await random_requests(lens, lens, np.random.default_rng(3), cannot_count)
     assert [len(request.prompt.split()) for request in by_words] == lens
+
+
+async def test_a_client_that_is_too_slow_shows_in_the_queue_time() -> None:
+    class SlowClient(OpenAIClient):
+        async def complete(
+            self, request: WorkloadRequest, on_chunk: ChunkListener = lambda now: None
+        ) -> Reply:
+            reply = Reply(request.prompt_len, start=time.perf_counter())
+            time.sleep(0.1)  # noqa: ASYNC251 - the event loop is busy
+            return reply
+
+    requests = [WorkloadRequest("a", 1, 1)] * 3
+    async with SlowClient("http://127.0.0.1:9") as client:
+        progress = Progress(3, "bench", shown=False)
+        replies, _ = await run_load(client, requests, [0.0, 0.01, 0.02], None, progress)
+    assert [reply.queue_time for reply in replies] == pytest.approx([0, 0.09, 0.18], abs=0.08)
+    assert replies[0].queue_time < replies[1].queue_time < replies[2].queue_time
