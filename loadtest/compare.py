@@ -12,13 +12,12 @@ import json
 import os
 import platform
 import shlex
-import signal
 import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import uvloop
@@ -34,7 +33,7 @@ from chairlift.loadtest.data.workload import WorkloadRequest, random_requests
 from chairlift.loadtest.errors import LoadTestError, ServerError, UsageError
 from chairlift.loadtest.scenarios import measure_idle, measure_long_prompt
 from chairlift.loadtest.servers import peers
-from chairlift.loadtest.servers.child import ChildServer, ServerSpec
+from chairlift.loadtest.servers.child import ChildServer, ServerSpec, exit_on_sigterm
 
 SERVERS = ("ours", "mlx-lm", "llama")
 
@@ -243,15 +242,10 @@ def _arguments() -> argparse.Namespace:
     return args
 
 
-def _exit_on_signal(number: int, frame: object) -> NoReturn:
-    # Raises SystemExit, so that the running server is ended on the way out.
-    sys.exit(128 + number)
-
-
 def main() -> int:
     """Runs the comparison; returns the exit code."""
     args = _arguments()
-    signal.signal(signal.SIGTERM, _exit_on_signal)
+    exit_on_sigterm()
     workload = SharedWorkload(args)
     results, all_measured = [], True
     try:

@@ -34,7 +34,7 @@ from chairlift.loadtest.data.words import WORDS
 from chairlift.loadtest.data.workload import WorkloadRequest
 from chairlift.loadtest.errors import LoadTestError, ServerError
 from chairlift.loadtest.servers import peers, procfs
-from chairlift.loadtest.servers.child import ChildServer, ServerSpec
+from chairlift.loadtest.servers.child import ChildServer, ServerSpec, exit_on_sigterm
 from chairlift.loadtest.servers.procfs import CpuTime
 
 ENDPOINT = "/v1/chat/completions"
@@ -211,6 +211,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns the exit code."""
     given = _arguments(argv)
+    exit_on_sigterm()
     with tempfile.TemporaryDirectory(prefix="chairlift-null-") as folder:
         # In a child process, since this one must not load MLX.
         step = str(given.step_ms)

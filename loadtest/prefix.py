@@ -24,7 +24,7 @@ from chairlift.loadtest.bench.progress import Progress
 from chairlift.loadtest.data.workload import WorkloadRequest, random_requests
 from chairlift.loadtest.errors import LoadTestError, ServerError
 from chairlift.loadtest.servers import peers
-from chairlift.loadtest.servers.child import ChildServer, ServerSpec
+from chairlift.loadtest.servers.child import ChildServer, ServerSpec, exit_on_sigterm
 
 LIMIT = 0.15
 START_LIMIT = 180.0
@@ -117,6 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     if given.prefix_tokens < 1 or given.requests < 2:
         parser.error("--prefix-tokens must be at least 1, and --requests 2")
+    exit_on_sigterm()
     passed = True
     for model in given.models:
         with tempfile.TemporaryDirectory(prefix="chairlift-prefix-") as scratch:

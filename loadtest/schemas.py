@@ -27,7 +27,7 @@ from chairlift.loadtest.bench.progress import Progress
 from chairlift.loadtest.errors import LoadTestError, UsageError
 from chairlift.loadtest.random_schemas import Schema, random_schema
 from chairlift.loadtest.servers import peers
-from chairlift.loadtest.servers.child import ChildServer
+from chairlift.loadtest.servers.child import ChildServer, exit_on_sigterm
 
 START_LIMIT = 180.0
 PATIENCE = 600.0
@@ -164,6 +164,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
     given = parser.parse_args(argv)
+    exit_on_sigterm()
     try:
         try:
             import jsonschema  # noqa: F401
@@ -178,11 +179,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (LoadTestError, aiohttp.ClientError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    if given.json is not None:
-        given.json.write_text(json.dumps(asdict(report), indent=2) + "\n")
     for failure in report.failures:
         print(failure, file=sys.stderr)
     print(report)
+    if given.json is not None:
+        given.json.write_text(json.dumps(asdict(report), indent=2) + "\n")
     return 0 if report.passed else 1
 
 

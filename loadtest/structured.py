@@ -27,7 +27,7 @@ from chairlift.engine.config import DEFAULT_MODEL
 from chairlift.loadtest.bench.progress import Progress
 from chairlift.loadtest.errors import LoadTestError, ServerError
 from chairlift.loadtest.servers import peers
-from chairlift.loadtest.servers.child import ChildServer
+from chairlift.loadtest.servers.child import ChildServer, exit_on_sigterm
 
 MIN_RATIO = 0.85
 START_LIMIT = 180.0
@@ -164,6 +164,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     if given.rows < 2 or min(given.tokens, given.rounds) < 1:
         parser.error("--rows must be at least 2, and --tokens and --rounds 1")
+    exit_on_sigterm()
     spec = peers.ours(given.model)
     try:
         with ChildServer(spec, START_LIMIT):
@@ -172,9 +173,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (LoadTestError, aiohttp.ClientError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    print(costs)
     if given.json is not None:
         given.json.write_text(json.dumps(asdict(costs), indent=2) + "\n")
-    print(costs)
     return 0 if costs.passed else 1
 
 

@@ -43,6 +43,7 @@ from chairlift.loadtest.engine_bench.ranks import Leader
 from chairlift.loadtest.engine_bench.server import measure_server
 from chairlift.loadtest.engine_bench.speculation import decode_rate, oracles
 from chairlift.loadtest.errors import LoadTestError
+from chairlift.loadtest.servers.child import exit_on_sigterm
 from chairlift.loadtest.shapes import SHAPES, config_of, random_adapter, random_model
 
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
@@ -73,6 +74,7 @@ def run(arguments: Sequence[str], leader: Leader | None) -> int:
 
 def _run_server(options: argparse.Namespace) -> int:
     """Measures a server, prints the figures and writes them."""
+    exit_on_sigterm()
     try:
         figures = measure_server(options, config_of(options.model), DTYPES[options.dtype])
     except (ValueError, LoadTestError) as error:

@@ -21,6 +21,7 @@ from chairlift.loadtest.faults.overload import OVERLOAD
 from chairlift.loadtest.faults.scenario import Outcome, Scenario
 from chairlift.loadtest.faults.sigterm import SIGTERM
 from chairlift.loadtest.faults.soak import SOAK
+from chairlift.loadtest.servers.child import exit_on_sigterm
 
 SCENARIOS: tuple[Scenario, ...] = (KILL, FUZZ, ODD, HOSTILE, OVERLOAD, SOAK, SIGTERM)
 
@@ -41,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         scenario.add_arguments(command)
         command.set_defaults(scenario=scenario)
     options = parser.parse_args(argv)
+    exit_on_sigterm()
     try:
         outcome = options.scenario.run(options.model or _default_model(), options)
     except LoadTestError as error:

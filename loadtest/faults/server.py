@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -79,8 +80,13 @@ class FaultServer:
         try:
             if self._while_starting is not None:
                 await self._while_starting(self)
-        finally:
             await starting
+        except BaseException:
+            # ``__aexit__`` will not be called, and the thread may still wait for the server.
+            if self._child.started:
+                await asyncio.to_thread(self._child.__exit__, *sys.exc_info())
+            await asyncio.gather(starting, return_exceptions=True)
+            raise
         return self
 
     async def __aexit__(

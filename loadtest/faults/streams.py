@@ -50,7 +50,7 @@ class Streams:
         tokens: arrival times of all tokens, in ``time.perf_counter()`` seconds.
 
     Raises:
-        ServerError: a stream did not begin.
+        ServerError: a stream failed, or did not begin in time.
     """
 
     client: OpenAIClient
@@ -78,10 +78,20 @@ class Streams:
             start(event)
         try:
             async with asyncio.timeout(_FIRST_TOKEN_LIMIT):
-                await asyncio.gather(*(event.wait() for event in begun))
-        except TimeoutError as error:
-            raise ServerError("not all streams have begun") from error
+                while not all(event.is_set() for event in begun):
+                    self._check_tasks()
+                    await asyncio.sleep(_POLL_SECONDS)
+        except BaseException as error:
+            await self._end()
+            if isinstance(error, TimeoutError):
+                raise ServerError("not all streams have begun") from error
+            raise
         return self
+
+    def _check_tasks(self) -> None:
+        for task in self._tasks:
+            if task.done() and (why := task.result().error):
+                raise ServerError(f"a stream failed: {why}")
 
     async def __aexit__(
         self,
@@ -89,6 +99,9 @@ class Streams:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        await self._end()
+
+    async def _end(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -16,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from chairlift.loadtest.bench.flags import KEY_VARIABLES
 from chairlift.loadtest.errors import ServerError
@@ -64,11 +65,24 @@ def free_port() -> int:
         return port
 
 
+def exit_on_sigterm() -> None:
+    """Makes SIGTERM raise SystemExit, so that a ``ChildServer`` is ended on the way out.
+
+    A command that runs one calls this first. In another than the main thread it does nothing.
+    """
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _exit)
+
+
+def _exit(number: int, frame: object) -> NoReturn:
+    sys.exit(128 + number)
+
+
 class ChildServer:
     """Runs a server for the duration of a ``with``.
 
     Entering waits at most ``start_limit`` seconds until GET /health replies 200. Leaving always
-    ends the process and its children. The log is kept after an error.
+    ends the process and its children. The log is kept after an error. See ``exit_on_sigterm``.
 
     Raises:
         ServerError: the server ended or was not ready in time; the end of its log is printed.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -100,6 +101,31 @@ def test_a_child_server_is_measured_and_ended_with_its_own_children() -> None:
             pass
     _assert_process_ends(pid)
     _assert_process_ends(spinner)
+
+
+@pytest.mark.skipif(not procfs.available(), reason="reads /proc")
+def test_sigterm_ends_a_command_and_its_server() -> None:
+    port = free_port()
+    command = (
+        "import asyncio, sys, uvloop\n"
+        "from chairlift.loadtest.servers.child import ChildServer, ServerSpec, exit_on_sigterm\n"
+        "program = ('from http.server import HTTPServer, SimpleHTTPRequestHandler as H;'\n"
+        "           'H.do_GET = lambda h: (h.send_response(200), h.end_headers());'\n"
+        f"           'HTTPServer((\"127.0.0.1\", {port}), H).serve_forever()')\n"
+        "exit_on_sigterm()\n"
+        f"spec = ServerSpec('fake', [sys.executable, '-c', program], {port})\n"
+        "with ChildServer(spec, 20.0) as server:\n"
+        "    print(server.pid, flush=True)\n"
+        "    uvloop.run(asyncio.sleep(60))\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", command], stdout=subprocess.PIPE, text=True
+    ) as running:
+        assert running.stdout is not None
+        pid = int(running.stdout.readline())
+        running.terminate()
+        assert running.wait(20) == 128 + signal.SIGTERM
+    _assert_process_ends(pid)
 
 
 def test_a_child_server_that_cannot_start_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,11 +7,15 @@ import json
 from pathlib import Path
 
 import pytest
+from support.fake_server import FakeServer, serving
 from support.tiny import tiny_model_dir
 
+from chairlift.loadtest.bench.client import OpenAIClient
 from chairlift.loadtest.bench.metrics import Reply
+from chairlift.loadtest.errors import ServerError
 from chairlift.loadtest.faults.__main__ import main
 from chairlift.loadtest.faults.kill import _compare_replies
+from chairlift.loadtest.faults.streams import Streams
 
 
 @pytest.mark.system
@@ -28,6 +32,14 @@ async def test_kill(tmp_path: Path) -> None:
     assert figures["tokens"] == 4 * 200
     assert len(figures["blows"]) == 3
     assert all(blow["pause_seconds"] > 0.5 for blow in figures["blows"])
+
+
+async def test_streams_that_are_refused_are_reported_at_once() -> None:
+    with serving(FakeServer(fail=lambda prompt: True)) as fake:
+        async with OpenAIClient(fake.base_url) as client:
+            with pytest.raises(ServerError, match="a stream failed: HTTP 429"):
+                async with asyncio.timeout(20), Streams(client, 2, 5):
+                    pass
 
 
 def test_lost_and_different_replies_are_reported() -> None:
