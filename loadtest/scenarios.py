@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import statistics
 import time
 from collections.abc import Sequence
@@ -57,8 +58,8 @@ class LongPromptResult:
 
     @property
     def ratio(self) -> float:
-        """The longest gap relative to the median gap."""
-        return self.longest_gap / self.median_gap
+        """The longest gap relative to the median gap; inf if most tokens arrived together."""
+        return self.longest_gap / self.median_gap if self.median_gap else math.inf
 
 
 async def measure_long_prompt(

@@ -59,7 +59,12 @@ def test_comparison_checks_the_promises() -> None:
 
 
 @pytest.mark.parametrize(
-    ("median", "longest", "holds"), [(0.8, 2.3, True), (0.4, 1.4, True), (0.4, 1.6, False)]
+    ("median", "longest", "holds"),
+    [
+        *((0.8, 2.3, True), (0.4, 1.4, True), (0.4, 1.6, False)),
+        # Most tokens arrived together with others.
+        *((0.0, 1.4, True), (0.0, 1.6, False)),
+    ],
 )
 def test_a_long_prompt_may_not_stop_streams_for_long(
     median: float, longest: float, holds: bool
@@ -67,6 +72,7 @@ def test_a_long_prompt_may_not_stop_streams_for_long(
     ours = _result("ours", 150, 0.1)
     ours.long_prompt = LongPromptResult(15, 4000, 6.0, 0.03, median, longest, 300)
     assert Comparison([ours]).holds == holds
+    assert "4000-token prompt" in comparison_report(Comparison([ours]))
 
 
 def _assert_process_ends(pid: int) -> None:
