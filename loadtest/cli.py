@@ -101,19 +101,21 @@ async def _bench(configs: Sequence[BenchConfig], header: About) -> int:
     if html:
         check_writable(html)
     runs: list[BenchRun] = []
-    for number, config in enumerate(configs, 1):
-        if len(configs) > 1:
-            print(f"bench: run {number} of {len(configs)}: {config.load}", file=sys.stderr)
-        runs.append(await perform(config))
-        if config.save_result:
-            print(f"Result saved to {save_result(config, result_json(runs[-1]))}")
-        if html:
-            # Saved after each run, so that an interrupted sweep leaves a report.
-            save_page(html, runs, header)
-    if len(runs) > 1:
-        print(sweep_table(runs))
-    if html:
-        print(f"Report saved to {html}")
+    # A sweep that fails or is interrupted leaves a report and the table of its complete runs.
+    try:
+        for number, config in enumerate(configs, 1):
+            if len(configs) > 1:
+                print(f"bench: run {number} of {len(configs)}: {config.load}", file=sys.stderr)
+            runs.append(await perform(config))
+            if config.save_result:
+                print(f"Result saved to {save_result(config, result_json(runs[-1]))}")
+            if html:
+                save_page(html, runs, header)
+    finally:
+        if len(runs) > 1:
+            print(sweep_table(runs))
+        if html and runs:
+            print(f"Report saved to {html}")
     return EXIT_OK if all(run.passed for run in runs) else EXIT_FAILED
 
 
