@@ -175,3 +175,15 @@ def test_a_processor_that_refuses_an_image(folder: Path) -> None:
     sources = [ImageSource(picture(1, 900, 3), None, "auto")]
     with pytest.raises(RequestError, match=r"refuses the images: .*ratio"):
         prepare(tiny.processor, tiny.text(1), sources)
+
+
+def test_memory_that_runs_out_is_no_refusal(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker knows how much a job may have, and says so."""
+    tiny = _tiny(folder, "qwen2_vl")
+
+    def process(*arguments: object, **settings: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(tiny.processor, "_processor", process)
+    with pytest.raises(MemoryError):
+        tiny.prepared([0])
