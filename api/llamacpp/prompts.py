@@ -34,9 +34,8 @@ async def infill(http: web.Request) -> web.StreamResponse:
     completion = completion_request(request, prompt)
     # Like llama.cpp, accept an n_predict that exceeds the context.
     limit = request.n_predict if request.n_predict is not None else request.max_tokens
-    generation = await prepare_continuation(
-        http, completion, "infill-", None if limit is None or limit < 0 else limit
-    )
+    limit = None if limit is None or limit < 0 else limit
+    generation = await prepare_continuation(http, completion, "infill-", limit, fills_in=True)
     return await answer(http, completion, generation, InfillFormatter(generation))
 
 
@@ -65,7 +64,6 @@ async def _prompt(request: InfillRequest, model: ServedModel) -> list[int]:
     before = "".join([*files, request.input_prefix])
     chars = len(before) + len(request.input_suffix) + len(request.prompt)
     vocabulary.check_chars(chars, model.info.max_context, "input_prefix")
-    prompt = await vocabulary.fill_in_prompt(before, request.input_suffix, "/infill")
-    if request.prompt:
-        prompt += await vocabulary.encode(request.prompt, add_special_tokens=False)
-    return prompt
+    return await vocabulary.fill_in_prompt(
+        before, request.input_suffix, "/infill", begun=request.prompt
+    )

@@ -88,7 +88,9 @@ async def _prepare(
         prompt = await _plain_prompt(request, model)
         completion = completion_request(request, model.name, prompt)
         limit = request.options.max_tokens
-        return completion, await prepare_continuation(http, completion, "gen-", limit)
+        fills_in = bool(request.suffix)
+        generation = await prepare_continuation(http, completion, "gen-", limit, fills_in=fills_in)
+        return completion, generation
     body = await http.read()
     chat = await convert(http, (body,), prompt_request, request, model.name, _thinks(model))
     # Like Ollama, accept a num_predict that exceeds the context.

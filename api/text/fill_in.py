@@ -17,19 +17,35 @@ _MARKS = (
     ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),
 )
 
+# With these, models end the text in a gap, besides their end of a text: marks of what follows it in
+# training, another file or padding.
+_ENDS = (
+    *("▁<EOT>", "<EOT>", "<|file_separator|>", "<filename>"),
+    *("<|fim_pad|>", "<fim_pad>", "<fim-pad>"),
+    *("<|file_sep|>", "<file_sep>"),
+    *("<|repo_name|>", "<repo_name>", "<reponame>"),
+)
+
 
 class FillIn(NamedTuple):
-    """The token ids that mark the parts of a prompt with a gap."""
+    """The token ids that mark the parts of a prompt with a gap.
+
+    Attributes:
+        ends: those that end the text in the gap, besides the model's end of a text. They have no
+            text.
+    """
 
     prefix: int
     suffix: int
     middle: int
+    ends: frozenset[int]
 
     @classmethod
     def of_vocabulary(cls, vocabulary: Mapping[str, int]) -> FillIn | None:
         """The marks of the model with these tokens; None if it has none."""
         for marks in _MARKS:
-            ids = [vocabulary.get(mark) for mark in marks]
-            if None not in ids:
-                return cls(*(id for id in ids if id is not None))
+            if all(mark in vocabulary for mark in marks):
+                prefix, suffix, middle = (vocabulary[mark] for mark in marks)
+                ends = {vocabulary[end] for end in _ENDS if end in vocabulary}
+                return cls(prefix, suffix, middle, frozenset({prefix, suffix, middle} | ends))
         return None

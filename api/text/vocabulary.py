@@ -143,8 +143,12 @@ class Vocabulary:
             lambda: list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens)),
         )
 
-    async def fill_in_prompt(self, before: str, after: str, param: str) -> list[int]:
+    async def fill_in_prompt(
+        self, before: str, after: str, param: str, begun: str = ""
+    ) -> list[int]:
         """The token ids of a prompt after which the model writes what is between two texts.
+
+        ``begun`` is the beginning of that, which it continues.
 
         Raises:
             RequestError: the model has no tokens for that, or a text is too expensive to tokenize.
@@ -158,7 +162,8 @@ class Vocabulary:
         start = await self.encode("", param=param)
         prefix = await self.encode(before, add_special_tokens=False, param=param)
         suffix = await self._encode_rest(after, param)
-        return [*start, marks.prefix, *prefix, marks.suffix, *suffix, marks.middle]
+        middle = await self._encode_rest(begun, param) if begun else []
+        return [*start, marks.prefix, *prefix, marks.suffix, *suffix, marks.middle, *middle]
 
     async def _encode_rest(self, text: str, param: str) -> list[int]:
         """As ``inner_ids``, but raises as ``encode``."""

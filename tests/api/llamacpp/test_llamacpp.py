@@ -10,18 +10,21 @@ from typing import Any
 import pytest
 from support.api.api_server import (
     CHAT,
+    END,
     TOKENIZER,
     Running,
     engine_replying,
+    ids,
     last_prompt,
     running,
     tool,
     until,
 )
-from support.api.fake_engine import byte_tokenizer, model_info
+from support.api.fake_engine import FakeEngine, Scripted, byte_tokenizer, model_info
 from tokenizers import AddedToken
 
 from chairlift.api.text.fill_in import _MARKS, FillIn
+from chairlift.engine.messages import Submit
 
 PREFIX, SUFFIX, MIDDLE = MARKS = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
 FILLING = byte_tokenizer(special=MARKS)
@@ -140,6 +143,28 @@ async def test_infill_streams(server: Running) -> None:
     assert (last["stop"], last["content"], last["stop_type"]) == (True, "", "word")
 
 
+@pytest.mark.parametrize("end", ["<|fim_pad|>", "<|file_separator|>", PREFIX])
+async def test_tokens_that_follow_a_gap_end_its_text(end: str) -> None:
+    """Most models' configs do not name these as ends of a text, and they are not special."""
+    tokenizer = byte_tokenizer(plain=[*MARKS, "<|fim_pad|>", "<|file_separator|>"])
+    tokens = [*ids("Hello"), tokenizer.convert_tokens_to_ids(end), *ids(" more"), END]
+
+    def script(request: Submit, index: int) -> Scripted:
+        stops = request.params.stop_token_ids
+        length = next(n for n, token in enumerate(tokens, 1) if token in stops)
+        return Scripted(tokens[:length], ended_by_token=True)
+
+    engine = FakeEngine(model_info(vocab_size=len(tokenizer)), script)
+    async with running(engine, tokenizer) as server:
+        _, reply = await server.post("/infill", {"input_prefix": "a"})
+        assert (reply["content"], reply["stop_type"]) == ("Hello", "eos")
+        body = {"prompt": "a", "stream": False}
+        _, reply = await server.post("/api/generate", {**body, "suffix": "b"})
+        assert reply["response"] == "Hello"
+        _, reply = await server.post("/api/generate", {**body, "raw": True})
+        assert reply["response"] == f"Hello{end} more"
+
+
 async def test_a_model_without_fill_in_tokens_refuses_by_name() -> None:
     async with running(engine_replying("Hello")) as server:
         status, reply = await server.post("/infill", {"input_prefix": "a"})
@@ -154,6 +179,7 @@ def test_each_familys_marks_are_found(marks: tuple[str, str, str]) -> None:
     tokenizer.add_tokens([AddedToken(mark, special=True) for mark in reversed(marks)])
     vocabulary = tokenizer.get_vocab()
     found = FillIn.of_vocabulary(vocabulary)
-    assert found == tuple(vocabulary[mark] for mark in marks)
+    expected = tuple(vocabulary[mark] for mark in marks)
+    assert found == (*expected, frozenset(expected))
     del vocabulary[marks[1]]
     assert FillIn.of_vocabulary(vocabulary) is None
