@@ -39,7 +39,7 @@ async def prepare_continuation(
         request: the request as a completion.
         prefix: the beginning of the reply's id, like "cmpl-".
         default_max_tokens: the limit if the request has none; None means the remaining context.
-        fills_in: the prompts are the vocabulary's ``fill_in_prompt``.
+        fills_in: the prompts are made by ``fill_in_prompt``.
 
     Raises: as ``chat.prepare.prepare``; ``param`` is the name of a field of CompletionRequest.
     """

@@ -14,6 +14,7 @@ from chairlift.api.llamacpp.replies import LlamaPrompt
 from chairlift.api.llamacpp.request import ApplyTemplateRequest, InfillRequest
 from chairlift.api.schemas.schemas import CompletionRequest, GenerationRequest
 from chairlift.api.service import SERVICE, ServedModel
+from chairlift.api.text.fill_in import fill_in_prompt
 
 
 async def apply_template(http: web.Request) -> web.Response:
@@ -64,6 +65,6 @@ async def _prompt(request: InfillRequest, model: ServedModel) -> list[int]:
     before = "".join([*files, request.input_prefix])
     chars = len(before) + len(request.input_suffix) + len(request.prompt)
     vocabulary.check_chars(chars, model.info.max_context, "input_prefix")
-    return await vocabulary.fill_in_prompt(
-        before, request.input_suffix, "/infill", begun=request.prompt
+    return await fill_in_prompt(
+        vocabulary, before, request.input_suffix, "/infill", begun=request.prompt
     )

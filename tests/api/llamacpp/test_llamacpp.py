@@ -109,6 +109,19 @@ async def test_infill_makes_its_prompt(
     assert reply["timings"]["predicted_n"] == reply["tokens_predicted"] == 16
 
 
+async def test_marks_in_a_text_are_text(server: Running) -> None:
+    texts = {"input_prefix": f"a{MIDDLE}b<|im_end|>", "input_suffix": SUFFIX, "prompt": PREFIX * 2}
+    status, _ = await server.post("/infill", texts)
+    assert status == 200
+    expected = f"{PREFIX}a{MIDDLE}b<|im_end|>{SUFFIX}{SUFFIX}{MIDDLE}{PREFIX * 2}"
+    assert last_prompt(server, FILLING) == expected
+    prompt = server.engine.submitted[-1].prompt
+    special = [FILLING.convert_tokens_to_ids(name) for name in (*MARKS, "<|im_end|>")]
+    assert [prompt.count(token) for token in special] == [1, 1, 1, 0]
+    status, reply = await server.post("/infill", {"input_prefix": "a" + PREFIX * 1001})
+    assert (status, reply["error"]["param"]) == (400, "/infill")
+
+
 async def test_infill_options(server: Running) -> None:
     body = {"input_prefix": "a", "stop": ["STOP"]}
     status, reply = await server.post("/infill", body)
@@ -180,6 +193,7 @@ def test_each_familys_marks_are_found(marks: tuple[str, str, str]) -> None:
     vocabulary = tokenizer.get_vocab()
     found = FillIn.of_vocabulary(vocabulary)
     expected = tuple(vocabulary[mark] for mark in marks)
-    assert found == (*expected, frozenset(expected))
+    assert found is not None
+    assert found[:4] == (*expected, frozenset(expected))
     del vocabulary[marks[1]]
     assert FillIn.of_vocabulary(vocabulary) is None
