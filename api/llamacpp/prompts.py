@@ -12,6 +12,7 @@ from chairlift.api.generate.continuation import prepare_continuation
 from chairlift.api.llamacpp.formatter import InfillFormatter
 from chairlift.api.llamacpp.replies import LlamaPrompt
 from chairlift.api.llamacpp.request import ApplyTemplateRequest, InfillRequest
+from chairlift.api.schemas.names import renamed_errors
 from chairlift.api.schemas.schemas import CompletionRequest, GenerationRequest
 from chairlift.api.service import SERVICE, ServedModel
 from chairlift.api.text.fill_in import fill_in_prompt
@@ -36,7 +37,9 @@ async def infill(http: web.Request) -> web.StreamResponse:
     # Like llama.cpp, accept an n_predict that exceeds the context.
     limit = request.n_predict if request.n_predict is not None else request.max_tokens
     limit = None if limit is None or limit < 0 else limit
-    generation = await prepare_continuation(http, completion, "infill-", limit, fills_in=True)
+    # Here, "prompt" is another field.
+    with renamed_errors({"prompt": "input_prefix"}):
+        generation = await prepare_continuation(http, completion, "infill-", limit, fills_in=True)
     return await answer(http, completion, generation, InfillFormatter(generation))
 
 

@@ -143,6 +143,7 @@ async def test_infill_options(server: Running) -> None:
         ({"input_extra": [{}]}, "input_extra[0].text"),
         ({"mirostat": 1}, "mirostat"),
         ({"input_prefix": "x" * 100_000}, "input_prefix"),
+        ({"input_prefix": "x" * 2048}, "input_prefix"),
     ):
         status, reply = await server.post("/infill", {**body, **change})
         assert (status, reply["error"]["param"]) == (400, named), reply
