@@ -23,7 +23,12 @@ from chairlift.engine.messages import Grammar
 
 
 async def prepare_continuation(
-    http: web.Request, request: CompletionRequest, prefix: str, default_max_tokens: int | None
+    http: web.Request,
+    request: CompletionRequest,
+    prefix: str,
+    default_max_tokens: int | None,
+    *,
+    fills_in: bool = False,
 ) -> Generation:
     """Validates ``request`` against the model and prepares its generation.
 
@@ -34,6 +39,7 @@ async def prepare_continuation(
         request: the request as a completion.
         prefix: the beginning of the reply's id, like "cmpl-".
         default_max_tokens: the limit if the request has none; None means the remaining context.
+        fills_in: the prompts are made by ``fill_in_prompt``.
 
     Raises: as ``chat.prepare.prepare``; ``param`` is the name of a field of CompletionRequest.
     """
@@ -47,10 +53,12 @@ async def prepare_continuation(
         raise RequestError(f"prompt: at most {max_choices} choices in one request", "prompt")
     # Check the queue before tokenizing, so that refusals are cheap.
     model.client.check_room(len(request.prompt) * request.n, priority)
+    fill_in = model.vocabulary.fill_in if fills_in else None
+    ends = frozenset[int]() if fill_in is None else fill_in.ends
     async with deadline.limit():
         grammar = await grammar_of(request, model.vocabulary)
         prompts = [
-            await _token_prompt(request, model, one, grammar, default_max_tokens)
+            await _token_prompt(request, model, one, grammar, default_max_tokens, ends)
             for one in request.prompt
         ]
     name = f"{prefix}{uuid.uuid4().hex}"
@@ -64,6 +72,7 @@ async def _token_prompt(
     prompt: Prompt,
     grammar: Grammar | None,
     default_max_tokens: int | None,
+    ends: frozenset[int],
 ) -> TokenPrompt:
     tokens = await prompt_tokens(model, prompt, request.add_special_tokens, "prompt")
     params = sampling_params(
@@ -75,7 +84,9 @@ async def _token_prompt(
         default_max_tokens=default_max_tokens,
         logprobs=request.logprobs,
         grammar=grammar,
+        ends=ends,
     )
     # Yield to the event loop between prompts: hundreds of them must not block all streams.
     await asyncio.sleep(0)
-    return TokenPrompt(tokens, params, prompt_logprobs=request.logprobs if request.echo else None)
+    scored = request.logprobs if request.echo else None
+    return TokenPrompt(tokens, params, prompt_logprobs=scored, ends=ends)

@@ -52,6 +52,7 @@ class TokenPrompt(NamedTuple):
         pooling: see ``Submit``.
         prediction: the tokens that the request predicts; None predicts none.
         images: the images of the prompt.
+        ends: the tokens that end its plain text, besides the model's end of a text; without a text.
     """
 
     tokens: list[int]
@@ -61,6 +62,7 @@ class TokenPrompt(NamedTuple):
     pooling: Pooling | None = None
     prediction: list[int] | None = None
     images: tuple[PromptImage, ...] = ()
+    ends: frozenset[int] = frozenset()
 
     @property
     def is_scored(self) -> bool:
@@ -136,7 +138,9 @@ class Generation:
         with_logprobs = prompt.params.logprobs is not None
         if (factory := prompt.choice_factory) is not None:
             return factory.new_choice(index, vocabulary.detokenizer, matcher, with_logprobs)
-        hidden = vocabulary.hidden_ids if request.skip_special_tokens else frozenset()
+        hidden = frozenset[int]()
+        if request.skip_special_tokens:
+            hidden = vocabulary.hidden_ids | prompt.ends
         text = TextStream(vocabulary.detokenizer(), hidden, matcher)
         return TextChoice(index, text, with_logprobs, echoed=prompt.is_scored)
 

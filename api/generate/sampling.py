@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from chairlift.api.errors import ContextExceeded
 from chairlift.api.schemas.schemas import GenerationRequest
 from chairlift.api.service import ServedModel
@@ -20,6 +22,7 @@ def sampling_params(
     logprobs: int | None,
     grammar: Grammar | None,
     thinking: Thinking | None = None,
+    ends: Collection[int] = (),
 ) -> SamplingParams:
     """The sampling parameters of one prompt.
 
@@ -33,6 +36,7 @@ def sampling_params(
         logprobs: the number of most likely tokens to report, or None for no log-probabilities.
         grammar: the grammar that the output must follow, or None.
         thinking: the thought that may precede the output, or None.
+        ends: the tokens that end this text, besides the model's end of a text.
 
     Raises:
         ContextExceeded: prompt and output exceed the context.
@@ -51,7 +55,7 @@ def sampling_params(
     seed = model.seeds.getrandbits(63) if request.seed is None else request.seed & (2**63 - 1)
     # NOTE: checked at the start, so that a default never makes a request invalid.
     sampling = model.defaults.overridden_by(request)
-    ends = () if request.ignore_eos else vocabulary.end_ids
+    ends = () if request.ignore_eos else (*vocabulary.end_ids, *sorted(ends))
     return SamplingParams(
         max_tokens=max_tokens,
         seed=seed,

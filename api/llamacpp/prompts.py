@@ -12,8 +12,10 @@ from chairlift.api.generate.continuation import prepare_continuation
 from chairlift.api.llamacpp.formatter import InfillFormatter
 from chairlift.api.llamacpp.replies import LlamaPrompt
 from chairlift.api.llamacpp.request import ApplyTemplateRequest, InfillRequest
+from chairlift.api.schemas.names import renamed_errors
 from chairlift.api.schemas.schemas import CompletionRequest, GenerationRequest
 from chairlift.api.service import SERVICE, ServedModel
+from chairlift.api.text.fill_in import fill_in_prompt
 
 
 async def apply_template(http: web.Request) -> web.Response:
@@ -34,9 +36,10 @@ async def infill(http: web.Request) -> web.StreamResponse:
     completion = completion_request(request, prompt)
     # Like llama.cpp, accept an n_predict that exceeds the context.
     limit = request.n_predict if request.n_predict is not None else request.max_tokens
-    generation = await prepare_continuation(
-        http, completion, "infill-", None if limit is None or limit < 0 else limit
-    )
+    limit = None if limit is None or limit < 0 else limit
+    # Here, "prompt" is another field.
+    with renamed_errors({"prompt": "input_prefix"}):
+        generation = await prepare_continuation(http, completion, "infill-", limit, fills_in=True)
     return await answer(http, completion, generation, InfillFormatter(generation))
 
 
@@ -65,7 +68,6 @@ async def _prompt(request: InfillRequest, model: ServedModel) -> list[int]:
     before = "".join([*files, request.input_prefix])
     chars = len(before) + len(request.input_suffix) + len(request.prompt)
     vocabulary.check_chars(chars, model.info.max_context, "input_prefix")
-    prompt = await vocabulary.fill_in_prompt(before, request.input_suffix, "/infill")
-    if request.prompt:
-        prompt += await vocabulary.encode(request.prompt, add_special_tokens=False)
-    return prompt
+    return await fill_in_prompt(
+        vocabulary, before, request.input_suffix, "/infill", begun=request.prompt
+    )

@@ -34,6 +34,7 @@ from chairlift.api.ollama.request import (
 from chairlift.api.schemas.names import renamed_errors
 from chairlift.api.schemas.schemas import EmbeddingRequest, EngineRequest, GenerationRequest
 from chairlift.api.service import SERVICE, ServedModel
+from chairlift.api.text.fill_in import fill_in_prompt
 from chairlift.engine.errors import RequestError
 
 _NAMES: Mapping[str, str] = {
@@ -88,7 +89,9 @@ async def _prepare(
         prompt = await _plain_prompt(request, model)
         completion = completion_request(request, model.name, prompt)
         limit = request.options.max_tokens
-        return completion, await prepare_continuation(http, completion, "gen-", limit)
+        fills_in = bool(request.suffix)
+        generation = await prepare_continuation(http, completion, "gen-", limit, fills_in=fills_in)
+        return completion, generation
     body = await http.read()
     chat = await convert(http, (body,), prompt_request, request, model.name, _thinks(model))
     # Like Ollama, accept a num_predict that exceeds the context.
@@ -158,7 +161,7 @@ async def _plain_prompt(request: OllamaGenerateRequest, model: ServedModel) -> s
     vocabulary = model.vocabulary
     chars = len(request.prompt) + len(request.suffix)
     vocabulary.check_chars(chars, model.info.max_context, "prompt")
-    return await vocabulary.fill_in_prompt(request.prompt, request.suffix, param="suffix")
+    return await fill_in_prompt(vocabulary, request.prompt, request.suffix, param="suffix")
 
 
 def _engine_fields(request: EngineRequest, model: ServedModel) -> dict[str, Any]:

@@ -28,9 +28,10 @@ class InputImagePart(Request):
     """An image by its URL; files of OpenAI's servers are not supported."""
 
     type: Literal["input_image"]
+    # Before image_url, which such a part lacks: the first error is the reply.
+    file_id: Annotated[Any, *only()] = None
     image_url: str
     detail: Detail = "auto"
-    file_id: Annotated[Any, *only()] = None
     prompt_cache_breakpoint: Ignored = None
 
     @property

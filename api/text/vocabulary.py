@@ -100,7 +100,7 @@ class Vocabulary:
         # Some models lack the tokens that were last added to their tokenizers.
         self._has_unknown = self._known > size
         # The marks of a prompt with a gap, or None for a model that fills none.
-        self.fill_in = FillIn.of_vocabulary(vocabulary)
+        self.fill_in = FillIn.of_vocabulary(vocabulary, self._special.values())
         self._rendering = TimeLimitedThreads(TEMPLATE_SECONDS)
         # Whether the template writes no texts but those in parts; None: not known yet.
         self._needs_parts: bool | None = None
@@ -143,24 +143,7 @@ class Vocabulary:
             lambda: list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens)),
         )
 
-    async def fill_in_prompt(self, before: str, after: str, param: str) -> list[int]:
-        """The token ids of a prompt after which the model writes what is between two texts.
-
-        Raises:
-            RequestError: the model has no tokens for that, or a text is too expensive to tokenize.
-        """
-        if self.fill_in is None:
-            raise RequestError(
-                f"{param} is not supported: this model has no tokens to fill in text", param
-            )
-        marks = self.fill_in
-        # Tokens that begin every text, like BOS, begin this prompt, too.
-        start = await self.encode("", param=param)
-        prefix = await self.encode(before, add_special_tokens=False, param=param)
-        suffix = await self._encode_rest(after, param)
-        return [*start, marks.prefix, *prefix, marks.suffix, *suffix, marks.middle]
-
-    async def _encode_rest(self, text: str, param: str) -> list[int]:
+    async def encode_rest(self, text: str, param: str) -> list[int]:
         """As ``inner_ids``, but raises as ``encode``."""
         if puts_space(self._tokenizer):
             ids = await self.encode("\n" + text, add_special_tokens=False, param=param)

@@ -6,7 +6,7 @@ import io
 import warnings
 
 import numpy as np
-from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 from PIL.Image import Transpose
 
 from chairlift.engine.errors import RequestError
@@ -20,6 +20,8 @@ MAX_PIXELS = 50_000_000
 LOW_DETAIL = 512
 # Pillow's name for a JPEG that other pictures follow, as of many phones.
 _SEVERAL_JPEGS = "MPO"
+# How many levels of grey a level of a PNG's file becomes, by Pillow's name for the file's pixels.
+_GREY_STEPS = {"L;2": 85, "L;4": 17}
 # The transposition that turns an image upright, by its orientation in EXIF.
 _UPRIGHT = {
     2: Transpose.FLIP_LEFT_RIGHT,
@@ -81,11 +83,24 @@ def _decoded(data: bytes, media_type: str | None, detail: str, name: str) -> Ima
             )
         if detail == "low":
             image.draft("RGB", (LOW_DETAIL, LOW_DETAIL))
+        _scale_transparency(image)
         image.load()
         upright = _rgb(_upright(image))
     if detail == "low":
         upright.thumbnail((LOW_DETAIL, LOW_DETAIL), Image.Resampling.BICUBIC)
     return upright
+
+
+def _scale_transparency(image: ImageFile.ImageFile) -> None:
+    """Gives a PNG's transparent color the depth of its pixels: Pillow has it as in the file."""
+    color = image.info.get("transparency")
+    if image.format != "PNG" or color is None or not image.tile:
+        return
+    form = image.tile[0].args
+    if form in _GREY_STEPS:
+        image.info["transparency"] = color * _GREY_STEPS[form]
+    elif form == "RGB;16B":
+        image.info["transparency"] = tuple(level >> 8 for level in color)
 
 
 def _upright(image: Image.Image) -> Image.Image:
@@ -99,7 +114,9 @@ def _upright(image: Image.Image) -> Image.Image:
 
 def _rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):  # 16 bits of grey, of which Pillow would keep the lower 8
-        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
+        levels = np.asarray(image)
+        is_clear = levels == image.info.get("transparency", -1)
+        return Image.fromarray(np.where(is_clear, 255, levels >> 8).astype(np.uint8)).convert("RGB")
     if not image.has_transparency_data:
         return image.convert("RGB")
     shown = image.convert("RGBA")

@@ -259,6 +259,9 @@ class ImageEncoder:
         self._needed.pop(request_id, None)
         self._ready.discard(request_id)
         self._failed.pop(request_id, None)
+        waiting = self._waiting.values()
+        if self._begun and not any(self._begun.digest in each.missing for each in waiting):
+            self._begun = None
         self._trim()
 
     def _next(self) -> tuple[str, PromptImage] | None:

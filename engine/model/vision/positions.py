@@ -51,7 +51,7 @@ class TokenPositions:
                 positions = self._by_block(prompt, images)
             case _:
                 grids = mx.array(self._grids(images))
-                tokens = mx.array([list(prompt)], mx.int32)
+                tokens = mx.array([self._marks(prompt, images)], mx.int32)
                 positions, _ = self._language_model.get_rope_index(tokens, grids)
                 positions = mx.moveaxis(positions, self._family.axis, 0)
         by_axis = np.asarray(positions)
@@ -77,6 +77,21 @@ class TokenPositions:
             shifts = shifts_of(given, self._axes).reshape(self._axes, rows, step)
             positions = places + mx.array(shifts)
         return positions[0] if self._axes == 1 else mx.moveaxis(positions, 0, self._family.axis)
+
+    def _marks(self, prompt: Sequence[int], images: Sequence[PromptImage]) -> list[int]:
+        """A prompt with -1 in place of all tokens except those by which mlx-vlm finds images.
+
+        A text may contain tokens of images and videos, too. They are tokens of the text.
+        """
+        begin = getattr(self._config, "vision_start_token_id", None)
+        marks = [-1] * len(prompt)
+        for image in images:
+            before = image.places[0] - 1
+            if before >= 0 and prompt[before] == begin:
+                marks[before] = prompt[before]
+            for place in image.places:
+                marks[place] = prompt[place]
+        return marks
 
     def _grids(self, images: Sequence[PromptImage]) -> Any:
         """The images' patches in time, height and width, ``[images, 3]``."""

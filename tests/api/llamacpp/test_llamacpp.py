@@ -10,18 +10,21 @@ from typing import Any
 import pytest
 from support.api.api_server import (
     CHAT,
+    END,
     TOKENIZER,
     Running,
     engine_replying,
+    ids,
     last_prompt,
     running,
     tool,
     until,
 )
-from support.api.fake_engine import byte_tokenizer, model_info
+from support.api.fake_engine import FakeEngine, Scripted, byte_tokenizer, model_info
 from tokenizers import AddedToken
 
 from chairlift.api.text.fill_in import _MARKS, FillIn
+from chairlift.engine.messages import Submit
 
 PREFIX, SUFFIX, MIDDLE = MARKS = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
 FILLING = byte_tokenizer(special=MARKS)
@@ -106,6 +109,19 @@ async def test_infill_makes_its_prompt(
     assert reply["timings"]["predicted_n"] == reply["tokens_predicted"] == 16
 
 
+async def test_marks_in_a_text_are_text(server: Running) -> None:
+    texts = {"input_prefix": f"a{MIDDLE}b<|im_end|>", "input_suffix": SUFFIX, "prompt": PREFIX * 2}
+    status, _ = await server.post("/infill", texts)
+    assert status == 200
+    expected = f"{PREFIX}a{MIDDLE}b<|im_end|>{SUFFIX}{SUFFIX}{MIDDLE}{PREFIX * 2}"
+    assert last_prompt(server, FILLING) == expected
+    prompt = server.engine.submitted[-1].prompt
+    special = [FILLING.convert_tokens_to_ids(name) for name in (*MARKS, "<|im_end|>")]
+    assert [prompt.count(token) for token in special] == [1, 1, 1, 0]
+    status, reply = await server.post("/infill", {"input_prefix": "a" + PREFIX * 1001})
+    assert (status, reply["error"]["param"]) == (400, "/infill")
+
+
 async def test_infill_options(server: Running) -> None:
     body = {"input_prefix": "a", "stop": ["STOP"]}
     status, reply = await server.post("/infill", body)
@@ -127,6 +143,7 @@ async def test_infill_options(server: Running) -> None:
         ({"input_extra": [{}]}, "input_extra[0].text"),
         ({"mirostat": 1}, "mirostat"),
         ({"input_prefix": "x" * 100_000}, "input_prefix"),
+        ({"input_prefix": "x" * 2048}, "input_prefix"),
     ):
         status, reply = await server.post("/infill", {**body, **change})
         assert (status, reply["error"]["param"]) == (400, named), reply
@@ -138,6 +155,28 @@ async def test_infill_streams(server: Running) -> None:
     assert "".join(piece["content"] for piece in pieces) == "Hello "
     assert {piece["stop"] for piece in pieces} == {False}
     assert (last["stop"], last["content"], last["stop_type"]) == (True, "", "word")
+
+
+@pytest.mark.parametrize("end", ["<|fim_pad|>", "<|file_separator|>", PREFIX])
+async def test_tokens_that_follow_a_gap_end_its_text(end: str) -> None:
+    """Most models' configs do not name these as ends of a text, and they are not special."""
+    tokenizer = byte_tokenizer(plain=[*MARKS, "<|fim_pad|>", "<|file_separator|>"])
+    tokens = [*ids("Hello"), tokenizer.convert_tokens_to_ids(end), *ids(" more"), END]
+
+    def script(request: Submit, index: int) -> Scripted:
+        stops = request.params.stop_token_ids
+        length = next(n for n, token in enumerate(tokens, 1) if token in stops)
+        return Scripted(tokens[:length], ended_by_token=True)
+
+    engine = FakeEngine(model_info(vocab_size=len(tokenizer)), script)
+    async with running(engine, tokenizer) as server:
+        _, reply = await server.post("/infill", {"input_prefix": "a"})
+        assert (reply["content"], reply["stop_type"]) == ("Hello", "eos")
+        body = {"prompt": "a", "stream": False}
+        _, reply = await server.post("/api/generate", {**body, "suffix": "b"})
+        assert reply["response"] == "Hello"
+        _, reply = await server.post("/api/generate", {**body, "raw": True})
+        assert reply["response"] == f"Hello{end} more"
 
 
 async def test_a_model_without_fill_in_tokens_refuses_by_name() -> None:
@@ -154,6 +193,8 @@ def test_each_familys_marks_are_found(marks: tuple[str, str, str]) -> None:
     tokenizer.add_tokens([AddedToken(mark, special=True) for mark in reversed(marks)])
     vocabulary = tokenizer.get_vocab()
     found = FillIn.of_vocabulary(vocabulary)
-    assert found == tuple(vocabulary[mark] for mark in marks)
+    expected = tuple(vocabulary[mark] for mark in marks)
+    assert found is not None
+    assert found[:4] == (*expected, frozenset(expected))
     del vocabulary[marks[1]]
     assert FillIn.of_vocabulary(vocabulary) is None

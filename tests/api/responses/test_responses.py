@@ -241,6 +241,10 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"role": "user"}]}, "input[0].content"),
     ({"input": [{"role": "tool", "content": ""}]}, "input[0].role"),
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
+    (
+        {"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]},
+        "input[0].content[0].file_id",
+    ),
     ({"input": [{"type": "function_call", "name": "f", "arguments": ""}]}, "input[0].call_id"),
     ({"input": [{"role": "user", "content": "x"}] * 4097}, "input"),
     ({"input": "x" * 100_000}, "input"),

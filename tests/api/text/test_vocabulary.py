@@ -9,6 +9,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from chairlift.api.text.chat_format import ThinkTags, chat_format
+from chairlift.api.text.fill_in import fill_in_prompt
 from chairlift.api.text.vocabulary import Vocabulary
 from chairlift.engine.errors import RequestError
 from chairlift.engine.workers.pool import Workers
@@ -41,11 +42,14 @@ async def test_the_text_behind_a_gap_gets_no_space_in_front(
     backend.decoder = decoders.Sequence([*strip, decoders.Strip(" ", 1, 0)])
     wrapped = PreTrainedTokenizerFast(tokenizer_object=backend)
     vocabulary = Vocabulary(TokenizerWrapper(wrapped), len(PIECES), workers)
-    prefix, *tokens, middle = await vocabulary.fill_in_prompt("a", after, "suffix")
+    prompt = await fill_in_prompt(vocabulary, "a", after, "suffix", begun=after)
+    assert prompt[0] == 0
+    middle = prompt.index(2)
+    tokens, begun = prompt[1:middle], prompt[middle + 1 :]
     pieces = wrapped.convert_ids_to_tokens(tokens)
-    assert (prefix, middle) == (0, 2)
     assert pieces[:2] == ["▁a", "▁<SUF>"]
     assert "".join(pieces[2:]).replace("▁", " ") == after
+    assert begun == tokens[2:]
 
 
 def test_the_tag_behind_a_thought_gets_no_space_in_front() -> None:

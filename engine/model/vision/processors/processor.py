@@ -195,6 +195,8 @@ def _refusals() -> Iterator[None]:
     """A context for code of mlx-vlm and transformers, which may raise anything."""
     try:
         yield
+    except MemoryError:  # a worker says how much memory a job may have
+        raise
     except Exception as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise RequestError(

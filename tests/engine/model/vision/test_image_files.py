@@ -254,6 +254,26 @@ def test_what_is_transparent_is_white(name: str) -> None:
     assert shown(_transparent()[name]).getcolors() == [(16, WHITE)]
 
 
+@pytest.mark.parametrize(
+    ("bits", "kind", "pixel", "other", "color"),
+    [
+        (2, 0, b"\xaa", b"\x55", (2,)),
+        (4, 0, b"\x55\x55", b"\x33\x33", (5,)),
+        (16, 0, struct.pack(">4H", *[1000] * 4), struct.pack(">4H", *[40_000] * 4), (1000,)),
+        (16, 2, struct.pack(">3H", 9, 500, 65535) * 4, bytes(24), (9, 500, 65535)),
+    ],
+)
+def test_a_transparent_color_has_the_depth_of_the_file(
+    bits: int, kind: int, pixel: bytes, other: bytes, color: tuple[int, ...]
+) -> None:
+    """Each row has four pixels, of this color or another one."""
+    head = _chunk(b"IHDR", struct.pack(">IIBBBBB", 4, 2, bits, kind, 0, 0, 0))
+    clear = _chunk(b"tRNS", struct.pack(f">{len(color)}H", *color))
+    rows = _chunk(b"IDAT", zlib.compress(b"\0" + pixel + b"\0" + other))
+    image = shown(b"".join((PNG, head, clear, rows, _chunk(b"IEND", b""))))
+    assert [image.getpixel((0, y)) == WHITE for y in range(2)] == [True, False]
+
+
 def test_half_transparent_pixels_are_mixed_with_white() -> None:
     data = saved(Image.new("RGBA", (4, 4), (255, 0, 0, 128)))
     for detail in ("auto", "low"):

@@ -14,6 +14,7 @@ from support.vision.vision_dir import picture
 
 from chairlift.engine.errors import RequestError
 from chairlift.engine.messages import ImageSource
+from chairlift.engine.model.vision.families import family_of
 from chairlift.engine.model.vision.image_arrays import mlx_of
 from chairlift.engine.model.vision.processors.processing import processing_of
 from chairlift.engine.model.vision.processors.processor import prepare
@@ -21,6 +22,7 @@ from chairlift.engine.model.vision.processors.processor import prepare
 # Code of mlx-vlm and transformers warns.
 pytestmark = pytest.mark.filterwarnings("ignore")
 SEVERAL = [name for name in PROCESSORS if processing_of(name).most is None]
+GRIDS = [name for name in PROCESSORS if family_of(name).positions == "grid"]
 ONE_IMAGE = [name for name in PROCESSORS if processing_of(name).most == 1]
 # Images of one prompt that mlx-vlm does not confuse: its ERNIE and GLM-4V let the third and further
 # ones see each other, and its Idefics 2 lets small images see their padding.
@@ -154,9 +156,34 @@ def test_positions_are_those_of_the_processor(folder: Path) -> None:
     assert (shifts + np.arange(len(tokens))).tolist() == positions.tolist()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", GRIDS)
+def test_tokens_of_videos_in_a_text_have_positions_of_a_text(folder: Path, model_type: str) -> None:
+    tiny = _tiny(folder, model_type)
+    tokens, images = tiny.prepared([0])
+    config = getattr(tiny.model.model.config, "thinker_config", tiny.model.model.config)
+    marks = [getattr(config, f"{name}_token_id", None) for name in ("vision_start", "video")]
+    plain = tiny.model.shifts([*tokens, 5, 6, 7], images)
+    assert plain is not None
+    written = [5 if mark is None else mark for mark in marks]
+    assert np.array_equal(plain, tiny.model.shifts([*tokens, *written, 7], images))
+
+
 def test_a_processor_that_refuses_an_image(folder: Path) -> None:
     tiny = _tiny(folder, "qwen2_vl")
     # Qwen's processor refuses sides of very different length.
     sources = [ImageSource(picture(1, 900, 3), None, "auto")]
     with pytest.raises(RequestError, match=r"refuses the images: .*ratio"):
         prepare(tiny.processor, tiny.text(1), sources)
+
+
+def test_memory_that_runs_out_is_no_refusal(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker knows how much a job may have, and says so."""
+    tiny = _tiny(folder, "qwen2_vl")
+
+    def process(*arguments: object, **settings: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(tiny.processor, "_processor", process)
+    with pytest.raises(MemoryError):
+        tiny.prepared([0])

@@ -256,6 +256,21 @@ def test_a_model_that_fails_on_an_image_fails_only_requests_with_it(
     assert not len(bench.core.images)
 
 
+def test_an_image_that_nobody_waits_for_any_longer_takes_no_memory() -> None:
+    encoder = ImageEncoder(_model("llava"), 1 << 20)
+    prompt, images = ImageMaker("llava").prompt(50, [3, 4])
+    before = mx.get_active_memory()
+    for name in ("first", "second"):
+        encoder.await_images(name, prompt, images, 0)
+    encoder.encode(0.0)
+    encoder.drop("first")
+    assert encoder.is_awaited("second")
+    pixels = len(images[0].arrays["pixel_values"].data)
+    assert mx.get_active_memory() > before + pixels
+    encoder.drop("second")
+    assert mx.get_active_memory() < before + pixels
+
+
 def test_an_image_is_encoded_between_steps_of_running_rows() -> None:
     bench = Bench(_model("llava"))
     bench.submit("runs", [5, 6, 7], 60)
