@@ -112,6 +112,21 @@ def test_a_damaged_folder_is_one_line(case: str, tmp_path: Path) -> None:
         assert words in errors[0]
 
 
+def test_a_folder_whose_name_is_not_utf_8_is_one_line(tmp_path: Path) -> None:
+    path = tiny_model_dir(tmp_path, "llama")
+    done = subprocess.run(
+        [sys.executable, "-c", COMMAND, "serve", os.fsencode(path.rename(tmp_path / "b\udce4r"))]
+        + ["--port=0", "--log-level=warning"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line == f"chairlift: error: '{tmp_path}/b\\udce4r': this name is not UTF-8; rename it"
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"], ["models"]])
 def test_a_closed_pipe_ends_a_command_quietly(arguments: list[str], tmp_path: Path) -> None:
     # The reader has left before the command writes.
