@@ -113,10 +113,9 @@ def test_a_damaged_folder_is_one_line(case: str, tmp_path: Path) -> None:
 
 
 def test_a_folder_whose_name_is_not_utf_8_is_one_line(tmp_path: Path) -> None:
-    path = tiny_model_dir(tmp_path, "llama")
+    path = os.fsencode(tiny_model_dir(tmp_path, "llama").rename(tmp_path / "b\udce4r"))
     done = subprocess.run(
-        [sys.executable, "-c", COMMAND, "serve", os.fsencode(path.rename(tmp_path / "b\udce4r"))]
-        + ["--port=0", "--log-level=warning"],
+        [sys.executable, "-c", COMMAND, "serve", path, "--port=0", "--log-level=warning"],
         capture_output=True,
         text=True,
         timeout=PATIENCE,
