@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from chairlift.api.cli.arguments.parser import CommandParser
-from chairlift.api.server.standard_streams import ending_with_reader, replace_unencodable
+from chairlift.api.server.standard_streams import ending_with_output, replace_unencodable
 
 EXIT_INTERRUPTED = 130
 
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     replace_unencodable()
     try:
         with _ended_by_ctrl_c():
-            return ending_with_reader(lambda: _run(arguments))
+            return ending_with_output(lambda: _run(arguments))
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
 

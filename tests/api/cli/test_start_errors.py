@@ -145,3 +145,19 @@ def test_a_closed_pipe_ends_a_command_quietly(arguments: list[str], tmp_path: Pa
     assert done.stderr == ""
     # argparse itself ignores that a long help cannot be written.
     assert done.returncode == -signal.SIGPIPE or (done.returncode == 0 and "--help" in arguments)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux's device without space")
+@pytest.mark.parametrize("arguments", [["models"], ["completion", "bash"]])
+def test_a_full_disk_below_standard_output_is_one_line(arguments: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", COMMAND, *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+    assert done.stderr == "chairlift: error: standard output: No space left on device\n"
+    assert done.returncode == 1
