@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -38,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
     Returns the exit code: 0; 1 if a request failed, replies differ, checked metrics disagree or the
     server is unusable; 2 for wrong flags; 130 after Ctrl-C.
     """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         points = parse_sweep(args.sweep).arguments(args) if args.sweep else [args]
         configs = [config_from_args(point) for point in points]

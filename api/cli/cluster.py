@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -79,6 +80,7 @@ def run(options: argparse.Namespace) -> int:
 def _act(options: argparse.Namespace, config: ClusterConfig | None) -> None:
     from chairlift.api.cluster import deploy
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     destination = deploy.Destination(
         *(options.address, options.name, options.route_prefix, options.host, options.port)
     )

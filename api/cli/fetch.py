@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 
 from chairlift.engine.config import DEFAULT_MODEL
@@ -36,6 +37,7 @@ def run(options: argparse.Namespace) -> int:
     from chairlift.engine.hub.source import fetch
 
     import_httpx()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         print(fetch(options.model, options.revision).path)
     except ModelError as error:

@@ -6,19 +6,26 @@ NOTE: this module imports nothing slow, and a subcommand's module only if it is 
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
+from types import FrameType
 from typing import Any, NamedTuple
 
 from chairlift.api.cli.arguments.parser import CommandParser
-from chairlift.api.server.standard_streams import ending_with_reader, replace_unencodable
+from chairlift.api.server.standard_streams import ending_with_output, replace_unencodable
 
 EXIT_INTERRUPTED = 130
 
 
 class _Command(NamedTuple):
-    """A subcommand. Its module has ``add_arguments(parser)`` and ``run(options)``."""
+    """A subcommand. Its module has ``add_arguments(parser)`` and ``run(options)``.
+
+    Ctrl-C ends it at once. One that has more to do restores Python's handler after its imports.
+    """
 
     module: str
     help: str
@@ -53,10 +60,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else list(argv)
     replace_unencodable()
     try:
-        return ending_with_reader(lambda: _run(arguments))
+        with _ended_by_ctrl_c():
+            return ending_with_output(lambda: _run(arguments))
     except KeyboardInterrupt:
-        # Also during a command's imports, which take most of the time of a short one.
         return EXIT_INTERRUPTED
+
+
+@contextmanager
+def _ended_by_ctrl_c() -> Iterator[None]:
+    """Lets Ctrl-C end the process at once, without an exception.
+
+    An import can lose an exception, or leave a library half imported, which later crashes.
+    """
+    before = signal.signal(signal.SIGINT, _end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    os._exit(EXIT_INTERRUPTED)
 
 
 def _run(arguments: list[str]) -> int:

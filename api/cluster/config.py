@@ -221,4 +221,6 @@ def _one_line(error: pydantic.ValidationError) -> str:
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
         message = "there is no such field"
+    elif first["type"] in ("model_type", "dict_type"):
+        message = "must be a mapping, with lines like 'name: value'"
     return f"{place}: {message}" if place else message

@@ -137,6 +137,7 @@ class EngineLoader:
             seeds=self._seeds,
             adapters=client.adapters if self._config.takes_adapters else None,
             vision=self._vision(client.info, vocabulary),
+            format="gguf" if self._source.kind == "gguf" else "safetensors",
         )
         for name, folder in self._settings.loras:
             await model.load_adapter(name, folder)

@@ -9,7 +9,7 @@ from collections.abc import Container
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -43,6 +43,7 @@ class ServedModel:
         seeds: draws the seeds of requests that give none.
         adapters: its LoRA adapters; None if its engine takes none.
         adapter: the LoRA adapter that ``name`` stands for; None for the model itself.
+        format: the format of its files.
         vision: prepares its prompts with images; None if it takes none.
         base: the model that ``adapter`` changes; None for the model itself.
     """
@@ -60,6 +61,7 @@ class ServedModel:
     adapter: Adapter | None = None
     base: ServedModel | None = None
     vision: Vision | None = None
+    format: Literal["gguf", "safetensors"] = "safetensors"
 
     @property
     def info(self) -> ModelInfo:

@@ -138,9 +138,8 @@ def _capabilities(model: ServedModel) -> list[str]:
 
 def _details(model: ServedModel) -> OllamaDetails:
     info = model.info
-    source = model.root or model.name
     return OllamaDetails(
-        format="gguf" if source.lower().endswith(".gguf") else "safetensors",
+        format=model.format,
         family=info.architecture,
         families=[info.architecture],
         quantization_level=info.dtype,

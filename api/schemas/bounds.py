@@ -93,7 +93,10 @@ def _as_integer(value: object) -> object:
 
 
 def _allowed(schema: Mapping[str, Any]) -> str | None:
-    """What the core schema of a number, or of several types, allows, in words; None for others."""
+    """Describes the values that a core schema allows, as the end of an error's sentence.
+
+    None for schemas other than those of numbers and of several types.
+    """
     match schema:
         case {"type": "int"}:
             least = schema["gt"] + 1 if "gt" in schema else schema.get("ge")

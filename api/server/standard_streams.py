@@ -1,13 +1,17 @@
-"""Standard streams that are closed, that nobody reads any more, or whose encoding is not UTF-8."""
+"""Standard streams: closed, without a reader or space on the disk, or with another encoding."""
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+
+# Errors of a disk that takes no more.
+_DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 
 def fill() -> None:
@@ -31,11 +35,12 @@ def replace_unencodable() -> None:
         sys.stdout.reconfigure(errors="replace")
 
 
-def ending_with_reader(run: Callable[[], int]) -> int:
+def ending_with_output(run: Callable[[], int]) -> int:
     """Runs a command and returns its exit code.
 
     If stdout is a pipe that nobody reads any more, SIGPIPE ends this process, as it ends other
-    tools: shells show exit code 141.
+    tools: shells show exit code 141. If it is a file on a full disk, the exit code is 1, after one
+    line on stderr.
     """
     try:
         try:
@@ -47,3 +52,14 @@ def ending_with_reader(run: Callable[[], int]) -> int:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGPIPE)
         raise
+    except OSError as error:
+        if error.errno not in _DISK_ERRORS:
+            raise
+        print(
+            f"chairlift: error: {error.filename or 'standard output'}: {error.strerror}",
+            file=sys.stderr,
+        )
+        if error.filename is None:
+            # Python writes at its end what is still buffered.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1

@@ -14,7 +14,7 @@ Numbers = NDArray[np.int32]
 
 # Numbers of the smallest buffer: some whole pages of memory.
 MIN_NUMBERS = 1 << 14
-# Buffers of a size: of the running step, of the next one, of one that is built ahead, and another.
+# Buffers of each size: for the running step, the next one, one that is built ahead, and a spare.
 BUFFERS = 4
 
 _ZERO = mx.array(0, mx.int32)
@@ -42,7 +42,7 @@ class HostBuffer:
         self._copy: mx.array | None = None
 
     def copied(self, size: int) -> mx.array:
-        """Its first numbers on the device, once that is evaluated; until then they may change."""
+        """A lazy copy of the first ``size`` numbers; until it is evaluated, they may change."""
         self._copy = self._array[:size] + _ZERO
         return self._copy
 
@@ -52,15 +52,15 @@ class HostBuffer:
             mx.eval(self._copy)
 
     def drop_copy(self) -> None:
-        """The last copy will never be evaluated."""
+        """Forgets the last copy, so that ``wait`` does not evaluate it."""
         self._copy = None
 
 
 class HostBuffers:
-    """Buffers that are used in turn: new memory costs host and GPU a page fault each.
+    """Reuses a few buffers of each size in turn: new memory costs host and GPU page faults.
 
     Args:
-        place: called once with the memory of each, so that the device reads it fast.
+        place: called once with each buffer's memory, to let the device read it fast.
     """
 
     def __init__(self, place: Callable[[Numbers], None] = lambda numbers: None) -> None:
@@ -82,15 +82,17 @@ class HostBuffers:
 
 
 class Upload:
-    """int32 arrays that are copied to the device's own memory, all by one operation.
+    """Copies int32 arrays to the device's own memory, all by one operation.
 
-    The CPU writes arrays in memory that both share; GPUs would read each of them there.
+    The CPU makes arrays in memory that it shares with the GPU, which would read each of them from
+    there.
 
     Args:
-        buffers: has the memory for them.
+        parts: the arrays, on the host.
+        buffers: the host's memory from which they are copied.
 
     Attributes:
-        arrays: on the device.
+        arrays: their copies on the device.
     """
 
     def __init__(self, parts: Sequence[Numbers], buffers: HostBuffers) -> None:
@@ -119,7 +121,7 @@ class Upload:
         return True
 
     def drop(self) -> None:
-        """Nothing that depends on ``arrays`` will be evaluated."""
+        """Frees the buffer at once. Do not evaluate what depends on ``arrays`` after that."""
         self._buffer.drop_copy()
 
     def _write(self, parts: Sequence[Numbers]) -> None:

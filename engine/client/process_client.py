@@ -200,6 +200,9 @@ class ProcessClient(BaseEngineClient):
                 await engine.spawn(self._start, self._environment)
             except OSError as error:
                 return _End("start", f"the engine process cannot be started: {error}")
+            except UnicodeEncodeError as error:
+                self._start_error = f"{error.object!r}: this name is not UTF-8; rename it"
+                return _End("start", self._start_error)
             if self._stopping.is_set():
                 engine.kill()
             ended = asyncio.create_task(engine.ended())

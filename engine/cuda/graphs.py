@@ -31,13 +31,14 @@ _DIVIDED = {"MLX_USE_CUDA_GRAPHS": "0"}
 
 
 def set_graph_limits(ranks: int = 1) -> None:
-    """Sets these limits, unless the environment says more.
+    """Sets MLX's variables to these limits, except for variables that are set already.
 
     Call it before MLX is imported. MLX for Metal has variables of the same names, which stay as
     they are.
 
     Args:
-        ranks: that compute a model together; several launch their operations without graphs.
+        ranks: the number of processes that compute a model together; with several, operations are
+            launched without graphs.
     """
     if sys.platform == "linux":
         for variable, limit in (_LIMITS | (_DIVIDED if ranks > 1 else {})).items():

@@ -56,14 +56,14 @@ class CallerDispatch:
         mx.async_eval(arrays)
 
     def settle(self) -> None:
-        """Nothing is left to do."""
+        """Does nothing: ``dispatch`` has launched everything."""
 
 
 class ThreadDispatch:
     """Dispatches in a thread of its own; the other methods belong to the thread that makes it.
 
-    It makes a stream that both threads may use the default of the current thread, so make it before
-    any array.
+    It creates a stream that both threads may use, and makes it the current thread's default. So
+    create the dispatcher before any array.
     """
 
     threaded = True

@@ -9,7 +9,12 @@ from chairlift.engine.grammar.subschemas import Object, Schema, changed, is_numb
 
 
 class _Form(NamedTuple):
-    """What a keyword's value must be, in words, and whether a value is."""
+    """The form that a keyword's value must have.
+
+    Attributes:
+        words: the form in words, for errors.
+        fits: whether a value has it.
+    """
 
     words: str
     fits: Callable[[Any], bool]

@@ -19,8 +19,8 @@ MARK = "\U0010ffff"
 MARK_ESCAPED = r"\u{10ffff}"
 # The ids of tokens, or in a Unigram model their scores in the order of the ids.
 Vocab = dict[str, int] | list[tuple[str, float]]
-# What may stand in a grammar in Lark's notation: a comment, a string, a regular expression, or as
-# the only group, the name of a special token. Ids are in brackets.
+# Parts of a grammar in Lark's notation: a comment, a string, a regular expression, or, as the only
+# group, the name of a special token. (Ids of tokens are in brackets.)
 _LARK = re.compile(
     r"""(?:\#|//)[^\n]* | "(?:\\.|[^"\\])*" | /(?:\\.|[^/\\])+/ | <([^<>\s\[][^<>\s]*)>""",
     re.VERBOSE,

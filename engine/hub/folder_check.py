@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,12 @@ _TOKENIZER_OBJECTS = {
     "added_tokens.json",
     "vocab.json",
     "chat_template.json",
+    "generation_config.json",
 }
+# The name of one part of a model: its number, and how many there are.
+_PART = re.compile(r"(model.*-)(\d{5})-of-(\d{5})(\.safetensors)")
+# A clone of a repository has such a text in place of a large file until "git lfs pull".
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 # File names that an error lists at most.
 _LISTED = 6
 _OTHER_WEIGHTS = {
@@ -41,7 +47,8 @@ def check_directory(path: Path) -> dict[str, Any]:
     """Checks that a directory has a configuration and weights; returns the configuration.
 
     Raises:
-        ModelError: a file is missing, or config.json is damaged; the message says what to do.
+        ModelError: a file is missing, config.json is damaged, or a file of weights is no file; the
+            message says what to do.
         UnsupportedModel: the weights have another format.
     """
     try:
@@ -56,9 +63,44 @@ def check_directory(path: Path) -> dict[str, Any]:
     if "config.json" not in names:
         raise _without_configuration(path, names)
     config = read_config(path)
-    if not any(path.glob(WEIGHTS)):
+    shards = sorted(path.glob(WEIGHTS))
+    if not shards:
         raise _without_weights(path, names)
+    for shard in shards:
+        if not shard.is_file():
+            kind = "not a file" if shard.exists() else "a link to a file that does not exist"
+            raise ModelError(f"{shard}: {kind}; fetch it again")
     return config
+
+
+def absent_parts(path: Path) -> list[str]:
+    """The files of weights that a directory lacks, by the numbers in the names of the others."""
+    names = {file.name for file in path.glob(WEIGHTS)}
+    counted = {
+        (part[1], int(part[3]), part[4]) for name in names if (part := _PART.fullmatch(name))
+    }
+    expected = {
+        f"{stem}{number:05d}-of-{count:05d}{suffix}"
+        for stem, count, suffix in counted
+        for number in range(1, count + 1)
+    }
+    return sorted(expected - names)
+
+
+def damaged_file(file: Path, cause: str) -> ModelError:
+    """The error for a file whose content is not what its name says.
+
+    Args:
+        cause: what is wrong with it, unless it is a pointer of Git LFS.
+    """
+    try:
+        with file.open("rb") as opened:
+            is_pointer = opened.read(len(_LFS_POINTER)) == _LFS_POINTER
+    except OSError:
+        is_pointer = False
+    if is_pointer:
+        cause = "this is Git LFS's pointer to the file; run 'git lfs pull' in its folder"
+    return ModelError(f"{file}: {cause}")
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -98,12 +140,13 @@ def read_object(file: Path, remedy: str = "fetch it again") -> dict[str, Any]:
         ModelError: it cannot be read, or is damaged.
     """
     try:
-        content: Any = json.loads(file.read_bytes())
+        # Other readers of these files expect UTF-8, too; json.loads would also take UTF-16.
+        content: Any = json.loads(file.read_bytes().decode())
     except OSError as error:
         raise ModelError(f"{file}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         cause = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ModelError(f"{file}: damaged, this is not JSON: {cause}; {remedy}") from error
+        raise damaged_file(file, f"damaged, this is not JSON: {cause}; {remedy}") from error
     if not isinstance(content, dict):
         raise ModelError(f"{file}: damaged, this is not a JSON object; {remedy}")
     return content
@@ -124,11 +167,11 @@ def check_tokenizer_files(path: Path) -> None:
         read_object(path / name)
 
 
-def choices(prefix: str, files: list[str]) -> str:
-    """Lists what can be served instead: "prefixA, prefixB or 3 more"."""
+def choices(prefix: str, files: list[str], joint: str = "or") -> str:
+    """Lists names in an error, as of what can be served: "prefixA, prefixB or 3 more"."""
     shown = [prefix + name for name in files[:_LISTED]]
     more = len(files) - len(shown)
-    return ", ".join(shown) + (f" or {more} more" if more else "")
+    return ", ".join(shown) + (f" {joint} {more} more" if more else "")
 
 
 def gguf_files(names: list[str]) -> list[str]:

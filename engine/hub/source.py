@@ -75,7 +75,9 @@ def _found(
             return ModelSource(path.name, "directory", path, trust_remote_code)
         if path.is_file():
             if path.suffix.lower() != ".gguf":
-                raise UnsupportedModel(f"{path}: a model file must be a .gguf file")
+                folder = path.parent
+                hint = f"; serve its folder: {folder}" if (folder / "config.json").exists() else ""
+                raise UnsupportedModel(f"{path}: a model file must be a .gguf file{hint}")
             return ModelSource(path.stem, "gguf", path.resolve())
     except (OSError, RuntimeError, ValueError) as error:
         raise ModelError(f"{model}: {error}") from error

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from gguf.constants import GGMLQuantizationType
 
 from chairlift.engine.errors import ModelError
-from chairlift.engine.hub.folder_check import WEIGHTS, read_config, text_config
+from chairlift.engine.hub.folder_check import WEIGHTS, damaged_file, read_config, text_config
 from chairlift.engine.hub.gguf.file import GGUFFile
 from chairlift.engine.hub.source import ModelSource
 
@@ -98,7 +98,7 @@ def _tensors(shard: Path) -> Iterator[Mapping[str, Any]]:
     except OSError as error:
         raise ModelError(f"{shard}: cannot be read: {error.strerror}") from error
     except (ValueError, struct.error, AttributeError) as error:
-        raise ModelError(f"{shard}: damaged or truncated: it has no header") from error
+        raise damaged_file(shard, "damaged or truncated: it has no header") from error
 
 
 def _vocabulary(config: Mapping[str, Any]) -> int:

@@ -18,7 +18,14 @@ from safetensors import SafetensorError, safe_open
 
 from chairlift.engine.device import memory, profile
 from chairlift.engine.errors import ModelError, UnsupportedModel
-from chairlift.engine.hub.folder_check import WEIGHTS, check_directory, text_config
+from chairlift.engine.hub.folder_check import (
+    WEIGHTS,
+    absent_parts,
+    check_directory,
+    choices,
+    damaged_file,
+    text_config,
+)
 from chairlift.engine.hub.gguf.file import GGUFFile
 from chairlift.engine.hub.gguf.model import build_model, is_quantized, own_dtype
 from chairlift.engine.hub.source import ModelSource
@@ -174,7 +181,7 @@ def _from_directory(source: ModelSource, text_only: bool) -> tuple[Module, dict[
             with safe_open(shard, framework="numpy"):
                 pass
         except SafetensorError as error:
-            raise ModelError(f"{shard}: damaged or truncated: {_first_line(error)}") from error
+            raise damaged_file(shard, f"damaged or truncated: {_first_line(error)}") from error
     if (kind := served_vision_type(config, text_only)) is not None:
         return load_vision_model(path, kind), config
     if vision_type(config) is not None:
@@ -261,6 +268,9 @@ def _max_context(config: dict[str, Any]) -> int | None:
 
 
 def _explained(path: Path, error: Exception) -> ModelError:
+    if absent := absent_parts(path):
+        files = choices("", absent, "and")
+        return ModelError(f"{path}: files of its weights are missing: {files}; fetch them again")
     text = _first_line(error)
     if isinstance(error, ValueError) and "not supported" in text.lower():
         return UnsupportedModel(f"{path}: {text}")
@@ -271,5 +281,5 @@ def _explained(path: Path, error: Exception) -> ModelError:
 
 def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    # The line after "Missing 3 parameters:" names them.
-    return " ".join(line.strip() for line in lines[:2])
+    # The lines after "Missing 3 parameters:" name them, each with a comma.
+    return " ".join(line.strip() for line in lines[:2]).removesuffix(",")

@@ -77,7 +77,9 @@ class EngineProcess:
 
         Raises:
             OSError: the system cannot start it.
+            UnicodeEncodeError: a path or name in ``start`` is not UTF-8.
         """
+        message = msgspec.msgpack.encode(start, enc_hook=encode_path)
         # In a new session the engine does not get the terminal's Ctrl-C: the server ends it.
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -90,7 +92,7 @@ class EngineProcess:
             env={**ENVIRONMENT, **os.environ, **environment},
         )
         # Not awaited: a process that ends before it connects would never receive it.
-        self._socket.send(msgspec.msgpack.encode(start, enc_hook=encode_path))
+        self._socket.send(message)
 
     def send(self, message: ToEngine) -> None:
         """Sends a message without waiting."""

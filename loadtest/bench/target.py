@@ -78,7 +78,7 @@ def _address(base_url: str | None, host: str | None, port: int | None) -> str:
     if not known:
         raise UsageError("--base-url must have the form http://HOST:PORT or https://HOST:PORT")
     if parts.path.rstrip("/").endswith("/v1"):
-        raise UsageError("--base-url ends without /v1, with which --endpoint begins")
+        raise UsageError("--base-url must not end in /v1, because --endpoint begins with it")
     return base_url
 
 

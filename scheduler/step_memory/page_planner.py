@@ -53,7 +53,7 @@ class PagePlanner:
         shared = self._shared(decode)
         needed = [length + drafted for length in lengths]
         self._needed = list(map(add, self._memory.rows(needed), shared))
-        # What rows and prompts take when each row has one page more.
+        # The pages of rows and prompts when each row has one page more.
         self._expected = list(map(add, self._memory.rows(later), shared))
         self._states = self.rows
         for sequence in prefill:

@@ -72,7 +72,7 @@ def test_backend_and_endpoint_agree(
         (("--base-url", "ftp://a"), "must have the form http://"),
         (("--base-url", "http://a:b"), "must have the form http://"),
         (("--base-url", "http://[::1"), "must have the form http://"),
-        (("--base-url", "http://a:1/v1/"), "without /v1"),
+        (("--base-url", "http://a:1/v1/"), "must not end in /v1"),
         (("--port", "0"), "--port must be between"),
         (("--port", "65536"), "--port must be between"),
         (("--host", "http://a"), "--host http://a"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def syntax_error(text: str) -> str | None:
-    """What is wrong with a template for transformers' chats, in one line; None if nothing is."""
+    """Checks a chat template; returns one line about its first error, or None without an error."""
     # Imported here, because only few command lines need it.
     from jinja2 import Environment, TemplateSyntaxError, nodes
     from jinja2.ext import Extension

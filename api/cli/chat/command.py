@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from functools import partial
 from typing import Any
@@ -77,6 +78,11 @@ def run(options: argparse.Namespace) -> int:
     from chairlift.api.cli.chat.conversation import Conversation
     from chairlift.api.cli.chat.display import new_display
 
+    converses = options.question is None and sys.stdin.isatty()
+    if converses:
+        from chairlift.api.cli.chat.session import Session
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     key = options.api_key or first_key(os.environ)
     fields: dict[str, Any] = {
         "model": options.model,
@@ -88,9 +94,7 @@ def run(options: argparse.Namespace) -> int:
     display = partial(new_display, options.plain)
     try:
         with Conversation(client, fields, options.system, display) as conversation:
-            if options.question is None and sys.stdin.isatty():
-                from chairlift.api.cli.chat.session import Session
-
+            if converses:
                 Session(conversation).run(options.base_url, key, options.image)
             else:
                 for image in options.image:

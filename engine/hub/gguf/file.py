@@ -20,6 +20,7 @@ import numpy.typing as npt
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
 from chairlift.engine.errors import ModelError, UnsupportedModel
+from chairlift.engine.hub.folder_check import damaged_file
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -100,7 +101,7 @@ class GGUFFile:
 
     def _read_preamble(self, cursor: _Cursor) -> tuple[int, int]:
         if cursor.take(4) != _MAGIC:
-            raise ModelError(f"{self.path}: not a GGUF file (it does not begin with 'GGUF')")
+            raise damaged_file(self.path, "not a GGUF file (it does not begin with 'GGUF')")
         version = cursor.integer("<I")
         if version not in _VERSIONS:
             swapped = version & 0xFFFF == 0

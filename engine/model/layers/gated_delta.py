@@ -134,7 +134,7 @@ def gated_delta_blocks(
     pairs, scores = (_vector_pairs if vector else _scalar_pairs)(q, k, decay)
     if not vector:
         decay = decay[..., None]
-    # What each token adds to the state is a solution of (I + beta pairs) x = beta (v - k S).
+    # The numbers that each token adds to the state solve (I + beta pairs) x = beta (v - k S).
     decayed = mx.exp(decay)
     solved = inverse_unit_lower(beta * pairs) @ mx.concatenate(
         [beta * v, beta * decayed * k], axis=-1

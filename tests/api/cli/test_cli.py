@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -303,13 +305,37 @@ def test_flags_of_memory_seed_and_revision() -> None:
             config_of(flag, value)
 
 
-def test_ctrl_c_during_a_commands_imports_ends_it_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(name: str) -> None:
-        raise KeyboardInterrupt
+def test_ctrl_c_during_a_commands_imports_ends_it_quietly() -> None:
+    """Also if the import would lose an exception, as some C libraries do."""
+    code = (
+        "import os, signal, sys\n"
+        "from chairlift.api.cli import main as command\n"
+        "imported = command.import_module\n"
+        "def interrupted(name):\n"
+        "    try:\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "    except KeyboardInterrupt:\n"
+        "        pass\n"
+        "    return imported(name)\n"
+        "command.import_module = interrupted\n"
+        "sys.exit(command.main(['models']))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
-    monkeypatch.setattr("chairlift.api.cli.main.import_module", interrupted)
+
+def test_a_commands_own_handling_of_ctrl_c_ends_with_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    before = signal.getsignal(signal.SIGINT)
+
+    def fetch(model: str, revision: str | None) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr("chairlift.engine.hub.source.fetch", fetch)
     try:
-        code = main(["models"])
+        code = main(["fetch", str(tmp_path)])
     except KeyboardInterrupt:  # it would end pytest
         code = -1
     assert code == 130
+    assert signal.getsignal(signal.SIGINT) is before

@@ -44,7 +44,9 @@ def test_one_device_reserves_no_gpu_unless_told() -> None:
 @pytest.mark.parametrize(
     ("values", "place"),
     [
-        (None, "valid dictionary"),
+        (None, "must be a mapping"),
+        ({"models": ["org/name"]}, "models.0: must be a mapping, with lines like 'name: value'"),
+        ({"models": [{"model": "a", "flags": "x"}]}, "models.0.flags: must be a mapping"),
         ({}, "models"),
         ({"models": []}, "models"),
         ({"models": [{**ONE, "replica": 2}]}, "models.0.replica: there is no such field"),

@@ -71,6 +71,14 @@ class Client:
         async with self._http.post(self._url + path) as response:
             return response.status, await response.json()
 
+    async def formats(self) -> dict[str, str]:
+        """The format of each model's files, as Ollama's clients see it."""
+        async with self._http.get(f"{self._url}/api/tags") as response:
+            models = (await response.json())["models"]
+        return {
+            model["name"].removesuffix(":latest"): model["details"]["format"] for model in models
+        }
+
     async def metric(self, name: str, **labels: str) -> float:
         async with self._http.get(f"{self._url}/metrics") as response:
             families = text_string_to_metric_families(await response.text())
@@ -116,6 +124,9 @@ async def test_three_models_share_memory_for_two_and_survive_kills(tmp_path: Pat
         # The same prompt has the same reply before and after an eviction, and each model its own.
         assert all(len(texts) == 1 for texts in replies.values())
         assert len({min(replies[name, 0]) for name in NAMES}) == 3
+        assert await client.formats() == dict(
+            zip(NAMES, ("safetensors", "safetensors", "gguf"), strict=True)
+        )
         evictions = await client.metric("chairlift_model_unloads_total", reason="memory")
         loads = await client.metric("chairlift_model_loads_total", outcome="success")
         assert evictions >= 1

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import http.server
 import pickle
+import re
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -213,6 +214,14 @@ def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.bin").touch()
     with pytest.raises(UnsupportedModel, match=r"must be a \.gguf file"):
         resolve(str(tmp_path / "model.bin"))
+
+
+def test_a_file_of_a_models_folder_is_refused_with_the_folder(tmp_path: Path) -> None:
+    hint = f"; serve its folder: {re.escape(str(tmp_path))}$"
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_text("{}")
+        with pytest.raises(UnsupportedModel, match=hint):
+            resolve(str(tmp_path / name))
 
 
 def test_an_unreachable_hub_is_a_one_line_error(

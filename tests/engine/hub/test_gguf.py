@@ -236,6 +236,7 @@ def test_a_damaged_header_raises_only_model_errors(tmp_path: Path) -> None:
     ("head", "error", "line"),
     [
         (b"GGML" + bytes(40), ModelError, "not a GGUF file"),
+        (b"version https://git-lfs.github.com/spec/v1\noid", ModelError, "git lfs pull"),
         (b"GGUF" + struct.pack("<I", 1) + bytes(40), UnsupportedModel, "version 1 is not"),
         (b"GGUF" + struct.pack(">I", 3) + bytes(40), UnsupportedModel, "big-endian"),
     ],
