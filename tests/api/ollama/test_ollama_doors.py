@@ -77,6 +77,16 @@ async def test_a_body_is_json_whatever_its_type() -> None:
                 assert await status(path, Origin="http://evil.example", **types) == 403
 
 
+async def test_a_format_allows_no_properties_that_it_does_not_mention() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    async with running(engine_replying('{"a": 1}')) as server:
+        for path, body in (("/api/chat", CHAT), ("/api/generate", {"prompt": "Hi"})):
+            await lines(server, path, {**body, "format": schema})
+            grammar = server.engine.submitted[-1].params.grammar
+            assert grammar is not None
+            assert json.loads(grammar.text) == {**schema, "additionalProperties": False}
+
+
 async def test_a_failed_stream_ends_with_an_error_line() -> None:
     dying = FakeEngine(
         model_info(), lambda request, index: Scripted(ids("ab"), "error", error="it broke")
