@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from chairlift.api.anthropic.replies import AnthropicError, AnthropicErrorDetail
+from msgspec import UNSET
+
+from chairlift.api.anthropic.replies import AnthropicError, AnthropicErrorDetail, ThreadRefusal
 from chairlift.api.errors import ErrorFormat, Problem
 
 # Anthropic's error types by status. Any other status is an invalid request or a server error.
@@ -23,7 +25,8 @@ def error_of(problem: Problem, request_id: str) -> AnthropicError:
     kind = _TYPES.get(problem.status)
     if kind is None:
         kind = "invalid_request_error" if problem.status < 500 else "api_error"
-    return AnthropicError(AnthropicErrorDetail(kind, _message(problem)), request_id)
+    details = ThreadRefusal() if problem.param == "thread" else UNSET
+    return AnthropicError(AnthropicErrorDetail(kind, _message(problem), details), request_id)
 
 
 def _message(problem: Problem) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from msgspec import Meta, Raw, Struct
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 StopReason = Literal[
     "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
@@ -60,9 +60,16 @@ class TokensCount(Struct):
     input_tokens: int
 
 
+class ThreadRefusal(Struct):
+    """Tells Anthropic's clients to send the whole conversation, without ``thread``."""
+
+    error_code: Literal["thread_unsupported_request"] = "thread_unsupported_request"
+
+
 class AnthropicErrorDetail(Struct):
     type: str
     message: str
+    details: ThreadRefusal | UnsetType = UNSET
 
 
 class AnthropicError(Struct, tag_field="type", tag="error"):

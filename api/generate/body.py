@@ -28,8 +28,12 @@ INLINE_VALUES = 16_384
 T = TypeVar("T")
 
 
-async def read(request: web.Request, kind: type[RequestT]) -> RequestT:
+async def read(request: web.Request, kind: type[RequestT], *, declared: bool = True) -> RequestT:
     """Reads and validates the request's body as ``kind``, and loads the model that it names.
+
+    Args:
+        declared: whether the Content-Type must say that the body is JSON. Without that, only
+            ``refuse_other_origins`` keeps web pages elsewhere from a server on localhost.
 
     Raises:
         NotReady: the model cannot be loaded, or not in time.
@@ -41,7 +45,7 @@ async def read(request: web.Request, kind: type[RequestT]) -> RequestT:
     """
     settings = request.app[SERVICE].settings
     # Only JSON: a web page elsewhere may post text/plain to a server on localhost unasked.
-    if request.content_type != "application/json":
+    if declared and request.content_type != "application/json":
         raise web.HTTPUnsupportedMediaType
     require_known_encoding(request)
     if (size := request.content_length or 0) > settings.max_body_bytes:

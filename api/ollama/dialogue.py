@@ -147,7 +147,9 @@ def _response_format(format: str) -> Fields | None:
         return None
     if format == JSON_FORMAT:
         return {"type": "json_object"}
-    return {"type": "json_schema", "json_schema": {"name": "format", "schema": format}}
+    # Like Ollama, allow no properties that the schema does not mention.
+    named = {"name": "format", "schema": format, "strict": True}
+    return {"type": "json_schema", "json_schema": named}
 
 
 def _thinking(request: OllamaGenerationRequest, thinks: bool) -> Fields:

@@ -47,7 +47,7 @@ _GENERATE_NAMES: Mapping[str, str] = {**_NAMES, "messages": "prompt"}
 
 async def ollama_chat(http: web.Request) -> web.StreamResponse:
     """Answers a conversation."""
-    request = await read(http, OllamaChatRequest)
+    request = await read(http, OllamaChatRequest, declared=False)
     model = http.app[SERVICE].model(request.model)
     name = request.model or model.name
     if not request.messages:
@@ -66,7 +66,7 @@ async def ollama_chat(http: web.Request) -> web.StreamResponse:
 
 async def ollama_generate(http: web.Request) -> web.StreamResponse:
     """Answers a prompt, or continues it."""
-    request = await read(http, OllamaGenerateRequest)
+    request = await read(http, OllamaGenerateRequest, declared=False)
     model = http.app[SERVICE].model(request.model)
     name = request.model or model.name
     if not (request.prompt or request.suffix or request.images):
@@ -101,7 +101,7 @@ async def _prepare(
 async def ollama_embed(http: web.Request) -> web.Response:
     """Computes one normalized vector per text. Without a text it only loads the model."""
     began = time.monotonic()
-    request = await read(http, OllamaEmbedRequest)
+    request = await read(http, OllamaEmbedRequest, declared=False)
     model = http.app[SERVICE].model(request.model)
     if not request.input:
         took = nanoseconds(time.monotonic() - began)
@@ -128,7 +128,7 @@ async def ollama_embed(http: web.Request) -> web.Response:
 
 async def ollama_embeddings(http: web.Request) -> web.Response:
     """Computes the vector of one text, which is not normalized; see ``ollama_embed``."""
-    request = await read(http, OllamaEmbeddingsRequest)
+    request = await read(http, OllamaEmbeddingsRequest, declared=False)
     if not request.prompt:
         http.app[SERVICE].model(request.model)
         return json_response(OllamaEmbedding([]))

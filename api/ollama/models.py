@@ -90,7 +90,7 @@ def _expiry(entry: ModelEntry) -> datetime:
 
 async def ollama_show(http: web.Request) -> web.Response:
     """Describes the model that the body names."""
-    request = await read(http, OllamaShowRequest)
+    request = await read(http, OllamaShowRequest, declared=False)
     model = http.app[SERVICE].model(request.model or request.name)
     info, vocabulary = model.info, model.vocabulary
     family = info.architecture

@@ -100,7 +100,8 @@ class ResponsesPrompt(Conversation):
     parallel_tool_calls: bool = True
     text: TextConfig = TextConfig()
     reasoning: Reasoning = Reasoning()
-    truncation: Annotated[Any, *only("disabled")] = None
+    # No part of a prompt is ever dropped: one that is too long is refused.
+    truncation: Annotated[Any, *only("disabled", "auto")] = None
     conversation: Annotated[Any, *only()] = None
 
 

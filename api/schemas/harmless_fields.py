@@ -23,6 +23,7 @@ _REASONS: Mapping[str, str] = {
     "there is only one grammar library": "guided_decoding_backend",
     "sets how often events are sent": "sse_ping_interval stream_interval",
     "no part of a context is ever dropped": "n_keep n_discard",
+    "nothing is written between special tokens": "spaces_between_special_tokens",
     "no tools run here": "max_tool_calls",
     "has no meaning without tools": "parallel_tool_calls",
     "all tools are shown to the model from the start": "defer_loading",

@@ -38,7 +38,7 @@ _OFF = """
 """
 _ON = """
     add_generation_prompt include_reasoning parse_tool_calls separate_reasoning skip_special_tokens
-    spaces_between_special_tokens stream_reasoning use_activation
+    stream_reasoning use_activation
 """
 _ZERO = """
     dry_multiplier dynatemp_range frequency_penalty min_keep min_p min_tokens mirostat n_indent

@@ -198,6 +198,25 @@ async def test_tool_choice_and_thinking_are_respected(calling: Connected) -> Non
     assert WEATHER not in TOKENIZER.decode(server.engine.submitted[-1].prompt)
 
 
+async def test_a_tool_runner_goes_on_without_a_thread(calling: Connected) -> None:
+    client = calling.client
+    asked: list[str] = []
+
+    @anthropic.beta_async_tool
+    async def get_weather(city: str) -> str:
+        """The weather in a city."""
+        asked.append(city)
+        return "sunny"
+
+    for stream in (False, True):
+        runner = client.beta.messages.tool_runner(**BODY, tools=[get_weather], stream=stream)
+        final = await runner.until_done()
+        assert final.content[-1].text == ANSWER
+    assert asked == [*CITIES, *CITIES]
+    with pytest.raises(anthropic.BadRequestError, match="thread"):
+        await client.beta.messages.thread(**BODY).send()
+
+
 async def test_a_reply_continues_a_prefilled_assistant_message(connected: Connected) -> None:
     prefilled = [USER, {"role": "assistant", "content": "Well, "}]
     await connected.client.messages.create(**{**BODY, "messages": prefilled})

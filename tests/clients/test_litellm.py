@@ -11,6 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 from openai import AsyncOpenAI
+from support.api.server import Server
 from support.api.weather_question import MODEL, QUESTION, TOOL, WEATHER
 
 pytestmark = [
@@ -58,6 +59,18 @@ async def test_a_call_and_its_answer(litellm: Any, client: AsyncOpenAI) -> None:
     answered = {**ASK, "messages": messages, "tool_choice": "none", "max_tokens": 8}
     reply = await litellm.acompletion(**answered, client=client)
     assert reply.choices[0].message.content
+
+
+async def test_a_structured_reply_over_ollamas_api(litellm: Any, server: Server) -> None:
+    schema = {"name": "weather", "schema": WEATHER, "strict": True}
+    reply = await litellm.acompletion(
+        model=f"ollama_chat/{MODEL}",
+        api_base=server.url,
+        messages=ASK["messages"],
+        max_tokens=500,
+        response_format={"type": "json_schema", "json_schema": schema},
+    )
+    jsonschema.validate(json.loads(reply.choices[0].message.content), WEATHER)
 
 
 async def test_a_streamed_call(litellm: Any, client: AsyncOpenAI) -> None:

@@ -108,8 +108,8 @@ async def test_structured_output_is_parsed(server: Running) -> None:
 
 async def test_errors_of_responses_have_the_clients_own_types(server: Running) -> None:
     with pytest.raises(openai.BadRequestError) as bad:
-        await server.openai.responses.create(model=MODEL, input="Hi", truncation="auto")
-    assert bad.value.param == "truncation"
+        await server.openai.responses.create(model=MODEL, input="Hi", conversation="conv_1")
+    assert bad.value.param == "conversation"
     with pytest.raises(openai.BadRequestError) as missing:
         await server.openai.responses.create(model=MODEL, input="Hi", previous_response_id="resp_x")
     assert missing.value.body == {

@@ -48,6 +48,45 @@ async def test_a_stream_is_one_object_a_line_even_if_it_is_kept_alive() -> None:
         assert last["total_duration"] >= 300_000_000
 
 
+async def test_a_body_is_json_whatever_its_type() -> None:
+    # curl -d and LiteLLM declare no JSON, as Ollama's own examples.
+    form = "application/x-www-form-urlencoded"
+    bodies = {
+        "/api/chat": {**CHAT, "stream": False},
+        "/api/generate": {"prompt": "Hi", "stream": False},
+        "/api/embed": {"input": "Hi"},
+        "/api/embeddings": {"prompt": "Hi"},
+        "/api/show": {"model": "org/tiny"},
+    }
+    async with running(engine_replying("Hello")) as server:
+
+        async def status(path: str, **headers: str) -> int:
+            async with server.http.post(
+                server.url + path,
+                data=json.dumps(bodies[path]).encode(),
+                headers={name.replace("_", "-"): value for name, value in headers.items()},
+                skip_auto_headers=["Content-Type"],
+            ) as response:
+                return response.status
+
+        for path in bodies:
+            assert await status(path) == 200
+            assert await status(path, Content_Type=form) == 200
+            # A page elsewhere may send these types unasked.
+            for types in ({}, {"Content_Type": form}):
+                assert await status(path, Origin="http://evil.example", **types) == 403
+
+
+async def test_a_format_allows_no_properties_that_it_does_not_mention() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    async with running(engine_replying('{"a": 1}')) as server:
+        for path, body in (("/api/chat", CHAT), ("/api/generate", {"prompt": "Hi"})):
+            await lines(server, path, {**body, "format": schema})
+            grammar = server.engine.submitted[-1].params.grammar
+            assert grammar is not None
+            assert json.loads(grammar.text) == {**schema, "additionalProperties": False}
+
+
 async def test_a_failed_stream_ends_with_an_error_line() -> None:
     dying = FakeEngine(
         model_info(), lambda request, index: Scripted(ids("ab"), "error", error="it broke")

@@ -265,7 +265,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"temperature": 3}, "temperature"),
     ({"background": True, "store": False}, "background"),
     ({"background": "yes"}, "background"),
-    ({"truncation": "auto"}, "truncation"),
+    ({"truncation": "oldest"}, "truncation"),
     ({"conversation": "conv_1"}, "conversation"),
     ({"stream": 1}, "stream"),
     ({"service_tier": "soon"}, "service_tier"),

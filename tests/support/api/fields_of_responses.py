@@ -72,8 +72,7 @@ FIELDS = [
     done("tools", {"tools": [TOOL]}),
     done("top_logprobs", {"top_logprobs": 2}),
     done("top_p", {"top_p": 0.5}),
-    refused("truncation", "truncation", {"truncation": "auto"}),
-    ignored("truncation", {"truncation": "disabled"}),
+    *(ignored("truncation", {"truncation": value}) for value in ("auto", "disabled")),
     done("user", {"user": "u"}),
     # Tools by their types; a required call of an unsupported one is refused.
     done("tools: function", {"tools": [TOOL]}),
@@ -189,5 +188,5 @@ INPUT_TOKENS_FIELDS = [
     refused("tool_choice", "mcp", {"tool_choice": {"type": "mcp"}}, tools=[TOOL]),
     done("tools", {"tools": [TOOL]}),
     ignored("tools", {"tools": [{"type": "web_search"}]}),
-    refused("truncation", "truncation", {"truncation": "auto"}),
+    ignored("truncation", {"truncation": "auto"}),
 ]
