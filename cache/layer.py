@@ -330,21 +330,24 @@ def _zero(dtype: mx.Dtype) -> mx.array:
 
 
 def _resized(buffer: mx.array, capacity: Capacity, kept: Sequence[Sequence[Span]]) -> mx.array:
+    _, heads, _, dim = buffer.shape
+    rows = min(len(buffer), len(kept))
     width = max((spans[-1].stop for spans in kept if spans), default=0)
-    if all(not spans or spans[0].start == 0 for spans in kept) and width <= capacity.columns:
-        # NOTE: concatenated, because an assignment to zeros would write all numbers twice.
-        moved = _widened(buffer[: len(kept), :, :width], 2, capacity.columns)
+    in_place = all(not spans or spans[0].start == 0 for spans in kept) and width <= capacity.columns
+    if in_place and rows == capacity.rows:
+        moved = buffer[:rows, :, :width]
+        if width < capacity.columns:
+            # NOTE: an assignment to zeros, as below, would write every number twice.
+            shape = rows, heads, capacity.columns - width, dim
+            moved = mx.concatenate([moved, mx.broadcast_to(_zero(buffer.dtype), shape)], axis=2)
     else:
-        rows = [gather(buffer[row : row + 1], spans) for row, spans in enumerate(kept)]
-        moved = mx.concatenate([_widened(row, 2, capacity.columns) for row in rows])
-    # NOTE: a part of the old buffer shares its memory and would keep it.
-    return mx.contiguous(_widened(moved, 0, capacity.rows))
-
-
-def _widened(array: mx.array, axis: int, size: int) -> mx.array:
-    """The array with zeros behind its numbers on this axis, so that it has ``size``."""
-    if array.shape[axis] == size:
-        return array
-    shape = list(array.shape)
-    shape[axis] = size - shape[axis]
-    return mx.concatenate([array, mx.broadcast_to(_zero(array.dtype), shape)], axis=axis)
+        moved = _zeros((capacity.rows, heads, capacity.columns, dim), buffer.dtype)
+        if in_place:
+            moved[:rows, :, :width] = buffer[:rows, :, :width]
+        else:
+            for row, spans in enumerate(kept):
+                tokens = sum(span.width for span in spans)
+                moved[row, :, :tokens] = gather(buffer[row : row + 1], spans)[0]
+    # NOTE: a part of the old buffer, or what is assigned to all of ``moved``, shares the old
+    # buffer's memory and would keep it.
+    return mx.contiguous(moved)
