@@ -330,15 +330,24 @@ def _zero(dtype: mx.Dtype) -> mx.array:
 
 
 def _resized(buffer: mx.array, capacity: Capacity, kept: Sequence[Sequence[Span]]) -> mx.array:
-    rows, heads, _, dim = buffer.shape
-    moved = _zeros((capacity.rows, heads, capacity.columns, dim), buffer.dtype)
+    _, heads, _, dim = buffer.shape
+    rows = min(len(buffer), len(kept))
     width = max((spans[-1].stop for spans in kept if spans), default=0)
-    if all(not spans or spans[0].start == 0 for spans in kept) and width <= capacity.columns:
-        rows = min(rows, len(kept))
-        moved[:rows, :, :width] = buffer[:rows, :, :width]
+    in_place = all(not spans or spans[0].start == 0 for spans in kept) and width <= capacity.columns
+    if in_place and rows == capacity.rows:
+        moved = buffer[:rows, :, :width]
+        if width < capacity.columns:
+            # NOTE: an assignment to zeros, as below, would write every number twice.
+            shape = rows, heads, capacity.columns - width, dim
+            moved = mx.concatenate([moved, mx.broadcast_to(_zero(buffer.dtype), shape)], axis=2)
     else:
-        for row, spans in enumerate(kept):
-            tokens = sum(span.width for span in spans)
-            moved[row, :, :tokens] = gather(buffer[row : row + 1], spans)[0]
-    # NOTE: what is assigned to all of ``moved`` shares the old buffer's memory and would keep it.
+        moved = _zeros((capacity.rows, heads, capacity.columns, dim), buffer.dtype)
+        if in_place:
+            moved[:rows, :, :width] = buffer[:rows, :, :width]
+        else:
+            for row, spans in enumerate(kept):
+                tokens = sum(span.width for span in spans)
+                moved[row, :, :tokens] = gather(buffer[row : row + 1], spans)[0]
+    # NOTE: a part of the old buffer, or what is assigned to all of ``moved``, shares the old
+    # buffer's memory and would keep it.
     return mx.contiguous(moved)

@@ -128,21 +128,28 @@ def test_a_number_that_is_not_finite_spoils_its_own_token(
 
 
 @pytest.mark.skipif(not dot.compiled(), reason="needs a CPU that multiplies bytes")
-@pytest.mark.parametrize(("bits", "group"), [(4, 32), (8, 128)])
-def test_registers_of_half_the_size_give_the_same_products(
-    bits: int, group: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("registers", [dot.Registers(8, 2), dot.Registers(16, 3)])
+@pytest.mark.parametrize(("bits", "group"), [(4, 32), (3, 64), (8, 128), (6, 32)])
+@pytest.mark.parametrize("groups", [1, 2, 5])
+def test_other_registers_give_the_same_products(
+    registers: dot.Registers, bits: int, group: int, groups: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CPUs without AVX-512 have these."""
-    weight = _quantized((bits, group), 3, 41, 2 * group)
+    """CPUs without AVX-512 have half of the size; those without AMX have no tiles."""
+    own = dot.compiled()
+    assert own is not None
+    if registers.lanes > own.lanes:
+        pytest.skip("this CPU has no such registers")
+    weight = _quantized((bits, group), 3, 41, groups * group)
     one = weight._replace(weight=weight.weight[1], scales=weight.scales[1], biases=weight.biases[1])
-    x = np.random.default_rng(3).normal(size=(7, 2 * group)).astype(np.float32)
-    groups = np.array([[1, 0, 7]])
-    expected = np.array(DotMatrix([one])(x)), np.array(DotExperts(weight)(x, groups))
-    kernel = dot.compile_for(dot.Registers(lanes=8, tokens=2))
+    x = np.random.default_rng(3).normal(size=(45, groups * group)).astype(np.float32)
+    # One row, fewer than a tile has, and more.
+    experts = np.array([[1, 0, 1], [0, 1, 7], [2, 8, 37]])
+    expected = np.array(DotMatrix([one])(x)), np.array(DotExperts(weight)(x, experts))
+    kernel = dot.compile_for(registers)
     assert kernel is not None
     monkeypatch.setattr(dot, "compiled", lambda: kernel)
     assert np.array_equal(expected[0], np.array(DotMatrix([one])(x)))
-    assert np.array_equal(expected[1], np.array(DotExperts(weight)(x, groups)))
+    assert np.array_equal(expected[1], np.array(DotExperts(weight)(x, experts)))
 
 
 @pytest.mark.parametrize("make", EXPERTS)

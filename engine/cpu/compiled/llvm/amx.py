@@ -42,6 +42,14 @@ _CACHE = {1: 2, 2: 3}
 # ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA).
 _REQUEST = (158, 0x1023, 18)
 
+# The instructions for tiles of any type.
+DECLARATIONS = """
+declare void @llvm.x86.ldtilecfg(ptr)
+declare void @llvm.x86.tilerelease()
+declare void @llvm.x86.tilezero(i8 immarg)
+declare void @llvm.x86.tileloadd64(i8 immarg, ptr, i64)
+declare void @llvm.x86.tilestored64(i8 immarg, ptr, i64)"""
+
 
 class AmxKernel(NamedTuple):
     """The compiled functions, of jobs that several threads may share; see ``llvm.jobs``.
@@ -62,13 +70,14 @@ class AmxKernel(NamedTuple):
 def compiled() -> AmxKernel | None:
     """The kernel; None without ``llvmlite``, or if this process may not use such units."""
     compiler = host_compiler()
-    if compiler is None or not (compiler.features.get("amx-bf16") and _permitted()):
+    if compiler is None or not (compiler.features.get("amx-bf16") and permitted()):
         return None
     module = compiler.compile(_source())
     return AmxKernel(module.function("split"), module.function("multiply"))
 
 
-def _permitted() -> bool:
+@functools.cache
+def permitted() -> bool:
     """Asks Linux for the units' state, for all threads of this process."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return False
@@ -87,11 +96,7 @@ def _source() -> str:
         [
             f'@settings = internal constant [64 x i8] c"{text}", align 64',
             "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)",
-            "declare void @llvm.x86.ldtilecfg(ptr)",
-            "declare void @llvm.x86.tilerelease()",
-            "declare void @llvm.x86.tilezero(i8 immarg)",
-            "declare void @llvm.x86.tileloadd64(i8 immarg, ptr, i64)",
-            "declare void @llvm.x86.tilestored64(i8 immarg, ptr, i64)",
+            DECLARATIONS,
             "declare void @llvm.x86.tdpbf16ps(i8 immarg, i8 immarg, i8 immarg)",
             _blocks(1),
             _blocks(2),

@@ -22,6 +22,8 @@ import functools
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from chairlift.engine.cpu.compiled.llvm import dot_amx
+from chairlift.engine.cpu.compiled.llvm.amx import DECLARATIONS, permitted
 from chairlift.engine.cpu.compiled.llvm.attention import WIDE
 from chairlift.engine.cpu.compiled.llvm.digits import DIGITS, HEAD_BYTES, digits
 from chairlift.engine.cpu.compiled.llvm.dot_tiles import QUAD, QUADS, dot_name, dot_tile
@@ -39,10 +41,15 @@ _SIZES = f"""
 
 
 class Registers(NamedTuple):
-    """Vector registers: the 32-bit numbers of each, and the tokens whose sums they hold."""
+    """Vector registers: the 32-bit numbers of each, and the tokens whose sums they hold.
+
+    Attributes:
+        tiles: whether matrix units multiply blocks of tokens; see ``llvm.dot_amx``.
+    """
 
     lanes: int
     tokens: int
+    tiles: bool = False
 
 
 class DotKernel(NamedTuple):
@@ -91,7 +98,7 @@ def compile_for(registers: Registers) -> DotKernel | None:
 
 def _registers(features: Mapping[str, bool]) -> Registers | None:
     if features.get("avx512vnni") and features.get("avx512bw"):
-        return Registers(lanes=16, tokens=3)
+        return Registers(lanes=16, tokens=3, tiles=bool(features.get("amx-int8")) and permitted())
     return Registers(lanes=8, tokens=2) if features.get("avxvnni") else None
 
 
@@ -111,6 +118,9 @@ def _source(registers: Registers) -> str:
         "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)",
         digits(lanes),
     ]
+    if registers.tiles:
+        parts += [DECLARATIONS, dot_amx.shared_functions()]
+        parts += map(dot_amx.functions, BITS)
     for kind in BITS:
         parts += [dot_tile(kind, lanes, tokens) for tokens in range(1, registers.tokens + 1)]
         parts += [_panels(kind, registers), _groups(kind, registers)]
@@ -123,7 +133,7 @@ def _panels(kind: str, registers: Registers) -> str:
         "ptr %w, ptr %x, ptr %y, i64 %tokens, i64 %input_groups, i64 %stride, i64 %group_inputs"
     )
     body = _SIZES + _panel(kind, registers, "%part", "%x", "%y", "%part")
-    return shared(f"dot_{kind}", arguments, body)
+    return _shared(f"dot_{kind}", arguments, body, registers)
 
 
 def _groups(kind: str, registers: Registers) -> str:
@@ -139,7 +149,15 @@ def _groups(kind: str, registers: Registers) -> str:
         "i64 %group_inputs"
     )
     body = _SIZES + begin + _panel(kind, registers, "%index", "%xg", "%yg", "%panel")
-    return shared(f"dot_{kind}_groups", arguments, body)
+    return _shared(f"dot_{kind}_groups", arguments, body, registers)
+
+
+def _shared(name: str, arguments: str, body: str, registers: Registers) -> str:
+    """See ``llvm.jobs.shared``; with the tokens for which the matrix units are configured."""
+    if not registers.tiles:
+        return shared(name, arguments, body)
+    begin = "%configured = alloca i64, align 8\n  store i64 0, ptr %configured, align 8"
+    return shared(name, arguments, body, begin, end="call void @llvm.x86.tilerelease()")
 
 
 def _panel(kind: str, registers: Registers, panel: str, x: str, y: str, place: str) -> str:
@@ -152,13 +170,18 @@ def _panel(kind: str, registers: Registers, panel: str, x: str, y: str, place: s
     """
     outputs, most, quads = WIDE * registers.lanes, registers.tokens, QUADS[kind]
     cases = " ".join(f"i64 {tokens}, label %tile{tokens}" for tokens in range(1, most))
+    operands = (
+        "ptr %wp, ptr %xt, ptr %yt, i64 %input_groups, i64 %record, i64 %units, "
+        "i64 %group_inputs, i64 %token, i64 %stride"
+    )
     tiles = "\n".join(
-        f"tile{tokens}:\n"
-        f"  call void @dot_{kind}_{tokens}(ptr %wp, ptr %xt, ptr %yt, i64 %input_groups, "
-        f"i64 %record, i64 %units, i64 %group_inputs, i64 %token, i64 %stride)\n"
-        f"  br label %tile_end"
+        f"tile{tokens}:\n  call void @dot_{kind}_{tokens}({operands})\n  br label %tile_end"
         for tokens in range(1, most + 1)
     )
+    block = _block(kind, operands) if registers.tiles else "  br label %few"
+    ends = [("%number", f"tile{tokens}") for tokens in range(1, most + 1)]
+    ends += [("%rows", "multiply")] if registers.tiles else []
+    counts = ", ".join(f"[{count}, %{label}]" for count, label in ends)
     return f"""{record_size(kind, registers.lanes)}
   %units = udiv i64 %group_inputs, {QUAD * quads}
   %panel_bytes = mul i64 %input_groups, %record
@@ -174,12 +197,34 @@ tokens_loop:
   %to = mul i64 %t, %stride
   %yt = getelementptr float, ptr %yp, i64 %to
   %left = sub i64 %tokens, %t
+{block}
+few:
   %whole = icmp uge i64 %left, {most}
-  %count = select i1 %whole, i64 {most}, i64 %left
-  switch i64 %count, label %tile{most} [ {cases} ]
+  %number = select i1 %whole, i64 {most}, i64 %left
+  switch i64 %number, label %tile{most} [ {cases} ]
 {tiles}
 tile_end:
+  %count = phi i64 {counts}
   %t_next = add i64 %t, %count
   %t_more = icmp ult i64 %t_next, %tokens
   br i1 %t_more, label %tokens_loop, label %part_end
 """
+
+
+def _block(kind: str, operands: str) -> str:
+    """Multiplies a block of tokens by the matrix units if there are enough; else goes ``few``."""
+    return f"""  %many = icmp uge i64 %left, {dot_amx.LEAST_TOKENS}
+  br i1 %many, label %block, label %few
+block:
+  %full = icmp uge i64 %left, {dot_amx.ROWS}
+  %rows = select i1 %full, i64 {dot_amx.ROWS}, i64 %left
+  %rows.before = load i64, ptr %configured, align 8
+  %rows.same = icmp eq i64 %rows, %rows.before
+  br i1 %rows.same, label %multiply, label %configure
+configure:
+  call void @configure_tiles(i64 %rows, i64 %group_inputs)
+  store i64 %rows, ptr %configured, align 8
+  br label %multiply
+multiply:
+  call void @dot_{kind}_block({operands}, i64 %rows)
+  br label %tile_end"""

@@ -5,6 +5,8 @@ See ``llvm.dot``, which has the layouts of both.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from chairlift.engine.cpu.compiled.llvm.attention import WIDE
 from chairlift.engine.cpu.compiled.llvm.digits import DIGITS, HEAD_BYTES, all_of
 
@@ -26,7 +28,7 @@ def dot_tile(kind: str, lanes: int, tokens: int) -> str:
     the groups of inputs, the bytes of a record of the panel, the units of a group (see ``QUADS``),
     the inputs of a group, the bytes of a token's records, and the stride of the results.
     """
-    floats, integers = f"<{lanes} x float>", f"<{lanes} x i32>"
+    floats = f"<{lanes} x float>"
     results = [(token, wide) for token in range(tokens) for wide in range(WIDE)]
     last = QUADS[kind] - 1
     lines = [
@@ -67,23 +69,20 @@ def dot_tile(kind: str, lanes: int, tokens: int) -> str:
         ]
     for token in range(tokens):
         lines += [
-            *_broadcast(f"factor{token}", lanes, "float", f"%xp{token}"),
+            *broadcast(f"factor{token}", lanes, "float", f"%xp{token}"),
             f"%tp{token} = getelementptr float, ptr %xp{token}, i64 1",
-            *_broadcast(f"total{token}", lanes, "float", f"%tp{token}"),
+            *broadcast(f"total{token}", lanes, "float", f"%tp{token}"),
         ]
-    shift, upper = all_of(lanes, 8), all_of(lanes, 65536.0)
     for token, wide in results:
         name = f"{token}_{wide}"
-        lines += [
-            f"%m{name} = shl {integers} %r{token}_1_{wide}_{last}, {shift}",
-            f"%l{name} = add {integers} %m{name}, %r{token}_2_{wide}_{last}",
-            f"%lf{name} = sitofp {integers} %l{name} to {floats}",
-            f"%hf{name} = sitofp {integers} %r{token}_0_{wide}_{last} to {floats}",
-            f"%q{name} = {_fma(lanes, f'%hf{name}', upper, f'%lf{name}')}",
-            f"%p{name} = fmul {floats} %q{name}, %factor{token}",
-            f"%b{name} = {_fma(lanes, f'%p{name}', f'%scale{wide}', f'%s{name}')}",
-            f"%n{name} = {_fma(lanes, f'%total{token}', f'%bias{wide}', f'%b{name}')}",
-        ]
+        lines += scaled(
+            name,
+            lanes,
+            [f"%r{token}_{digit}_{wide}_{last}" for digit in range(DIGITS)],
+            (f"%factor{token}", f"%total{token}"),
+            (f"%scale{wide}", f"%bias{wide}"),
+            f"%s{name}",
+        )
     lines += [
         "%g_next = add i64 %g, 1",
         "%at_next = getelementptr i8, ptr %at, i64 %record",
@@ -141,7 +140,7 @@ def _units(kind: str, lanes: int, tokens: int) -> list[str]:
             lines += [
                 f"%du{name} = getelementptr i8, ptr %d{token}_{digit}, i64 %xu",
                 f"%dq{name} = getelementptr i8, ptr %du{name}, i64 {QUAD * quad}",
-                *_broadcast(f"v{name}", lanes, "i32", f"%dq{name}"),
+                *broadcast(f"v{name}", lanes, "i32", f"%dq{name}"),
             ]
             for wide in range(WIDE):
                 one = f"{token}_{digit}_{wide}"
@@ -173,7 +172,38 @@ def _apart(kind: str, lanes: int, wide: int) -> list[str]:
     ]
 
 
-def _broadcast(name: str, lanes: int, element: str, address: str) -> list[str]:
+def scaled(
+    name: str,
+    lanes: int,
+    digits: Sequence[str],
+    token: tuple[str, str],
+    weights: tuple[str, str],
+    before: str,
+) -> list[str]:
+    """Computes ``%n{name}``: a register of sums, and the products of a group.
+
+    Args:
+        digits: registers of the sums of each digit's products, the upper digit's first.
+        token: registers of the token's scale, and of the sum of its numbers.
+        weights: registers of the outputs' scales and biases.
+        before: the register of the sums of the groups before.
+    """
+    floats, integers = f"<{lanes} x float>", f"<{lanes} x i32>"
+    high, middle, low = digits
+    (factor, total), (scale, bias) = token, weights
+    return [
+        f"%m{name} = shl {integers} {middle}, {all_of(lanes, 8)}",
+        f"%l{name} = add {integers} %m{name}, {low}",
+        f"%lf{name} = sitofp {integers} %l{name} to {floats}",
+        f"%hf{name} = sitofp {integers} {high} to {floats}",
+        f"%q{name} = {_fma(lanes, f'%hf{name}', all_of(lanes, 65536.0), f'%lf{name}')}",
+        f"%p{name} = fmul {floats} %q{name}, {factor}",
+        f"%b{name} = {_fma(lanes, f'%p{name}', scale, before)}",
+        f"%n{name} = {_fma(lanes, total, bias, f'%b{name}')}",
+    ]
+
+
+def broadcast(name: str, lanes: int, element: str, address: str) -> list[str]:
     """Loads a number of 32 bits into all lanes of a register ``%name``."""
     vector = f"<{lanes} x {element}>"
     return [
