@@ -45,7 +45,7 @@ class Adapters:
     """The adapters of one model, by key. Not thread-safe; call it between two steps.
 
     Args:
-        model: the model, with the device's faster layers.
+        model: the language model, with the device's faster layers.
         routing: gets the adapter of each token of a model call.
         trial: computes a few tokens with the adapter of a slot, and returns their logits.
         on_host: compute the products for few tokens in NumPy; the model has to be eager.
@@ -138,7 +138,7 @@ class Adapters:
         self._layers.fill(len(self))
 
     def _try(self, key: str, folder: Path) -> None:
-        """Computes a few tokens with a loaded adapter, which must use all of its layers.
+        """Computes a few tokens with a loaded adapter, which must use all layers that it changes.
 
         Raises:
             AdapterError: a layer is not computed as other linear layers are.
@@ -155,7 +155,9 @@ class Adapters:
         except Exception as error:
             raise AdapterError(f"{folder}: a step fails: {str(error).splitlines()[0]}") from error
         for low_rank in changed:
-            if not low_rank.seen:
+            # Models keep some layers that they do not compute; their matrices B are zero.
+            trained = self._loaded[key].factors[low_rank.name].b.any().item()
+            if trained and not low_rank.seen:
                 raise AdapterError(f"{folder}: the model's {low_rank.name} cannot have adapters")
         if not valid:
             raise AdapterError(f"{folder}: it makes the model's logits invalid numbers")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -48,3 +49,25 @@ def test_layers_of_experts_and_the_output_layer_are_refused_by_name(tmp_path: Pa
         failed = bench.core.load_adapter(LoadAdapter("a", str(folder)))
         assert isinstance(failed, AdapterFailed)
         assert f"no linear layer '{name}' that an adapter could change" in failed.message
+
+
+@pytest.mark.parametrize("size", [0.0, 0.1])
+def test_layers_without_effect_may_be_missing_in_the_model(size: float, tmp_path: Path) -> None:
+    """Layers that share the keys of others; checkpoints and adapters have projections for them."""
+    model = tiny_model("gemma3n")
+    pairs = matrices(model, 1, suffixes=("k_proj", "o_proj"), size=0.1)
+    used = {name for name in pairs if "k_proj" not in name or re.search(r"layers\.[01]\.", name)}
+    reference = load_adapters(
+        tiny_model("gemma3n"), str(write_mlx(tmp_path / "used", {n: pairs[n] for n in used}))
+    )
+    unused = {name: (a, b * size) for name, (a, b) in pairs.items() if name not in used}
+    missing = {name.replace("k_proj", "x_proj"): both for name, both in unused.items()}
+    bench = Bench(model)
+    for name, more in (("unused", unused), ("missing", missing)):
+        folder = write_mlx(tmp_path / name, {n: pairs[n] for n in used} | more)
+        loaded = bench.core.load_adapter(LoadAdapter(name, str(folder)))
+        assert isinstance(loaded, AdapterFailed if size else AdapterLoaded), loaded
+        if not size:
+            bench.submit(name, PROMPTS[0], 5, reading={"adapter": name})
+            bench.drain()
+            assert bench.tokens(name) == solo_tokens(reference, PROMPTS[0], 5)
