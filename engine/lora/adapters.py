@@ -13,6 +13,7 @@ import mlx.core as mx
 from chairlift.engine.device import memory
 from chairlift.engine.errors import AdapterError
 from chairlift.engine.lora.files import AdapterFiles, Shape, read_adapter
+from chairlift.engine.lora.folded import folded_factors
 from chairlift.engine.lora.layers import AdaptedLayers
 from chairlift.engine.lora.low_rank import Factors, LowRankError, dimensions
 from chairlift.engine.model.lora_routing import Routing, Slot
@@ -60,6 +61,7 @@ class Adapters:
         on_host: bool = False,
     ) -> None:
         self._layers = AdaptedLayers(model, routing, on_host)
+        self._folded = folded_factors(model, self._layers.targets)
         self._trial = trial
         self._limits = limits
         # In the order of their slots; the matrices have the types of their layers.
@@ -97,7 +99,10 @@ class Adapters:
             raise AdapterError(f"the adapter {key} is loaded already")
         if len(self) >= self._limits.max_loras:
             raise AdapterError(f"{len(self)} adapters are loaded, and --max-loras allows no more")
-        shapes = {name: Shape(*dimensions(layer)) for name, layer in self._layers.targets.items()}
+        shapes = {
+            name: Shape(*dimensions(layer), self._folded.get(name))
+            for name, layer in self._layers.targets.items()
+        }
         room = memory.free_memory() // _COPIES
         files = read_adapter(folder, shapes, self._limits.max_rank, room)
         if digest and files.digest != digest:

@@ -32,10 +32,15 @@ _DTYPES: dict[object, np.dtype[Any]] = {
 
 
 class Shape(NamedTuple):
-    """The inputs and outputs of a linear layer."""
+    """The inputs and outputs of a linear layer.
+
+    Attributes:
+        folded: ``[outputs]``, see ``folded_factors``; None: all are 1.
+    """
 
     inputs: int
     outputs: int
+    folded: mx.array | None = None
 
 
 class AdapterFiles(NamedTuple):
@@ -166,7 +171,10 @@ def _pair(layer: str, both: Mapping[str, mx.array], config: LoraConfig, shape: S
                 f"{layer}: matrix {matrix.upper()} has the shape {_shape(both[matrix])}, the model "
                 f"and the rank need {expected[0]} x {expected[1]}"
             )
-    return Factors(both["a"], both["b"] * config.scale)
+    b = both["b"] * config.scale
+    if config.is_peft and shape.folded is not None:
+        b = b * shape.folded
+    return Factors(both["a"], b)
 
 
 def _layer_name(name: str, layers: Mapping[str, Shape]) -> str | None:
