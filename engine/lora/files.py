@@ -117,7 +117,10 @@ def _tensors(data: bytes) -> dict[str, mx.array]:
         dtype = _DTYPES.get(part["dtype"])
         if dtype is None:
             raise AdapterError(f"{_named(name)} has the type {part['dtype']}, not F32, F16 or BF16")
-        array = mx.array(np.frombuffer(part["data"], dtype=dtype).reshape(part["shape"]))
+        try:
+            array = mx.array(np.frombuffer(part["data"], dtype=dtype).reshape(part["shape"]))
+        except (ValueError, OverflowError) as error:  # too many axes, or an empty one beside a huge
+            raise AdapterError(f"{_named(name)}: {str(error).splitlines()[0]}") from error
         array = array.view(mx.bfloat16) if part["dtype"] == "BF16" else array
         tensors[name] = array.astype(mx.float32)
         if not mx.isfinite(tensors[name]).all().item():
