@@ -38,7 +38,8 @@ async def make_pool(
         listener: see ``ModelPool``.
 
     Raises:
-        ModelError: a model does not exist or does not fit, or two have the same name.
+        ModelError: a model does not exist or does not fit, or two models, or a model and an
+            adapter, have the same name.
     """
     found = [(spec, await asyncio.to_thread(_source, spec)) for spec in specs]
     names = [spec.settings.served_model_name or source.name for spec, source in found]
@@ -90,6 +91,10 @@ def _check_names(names: Sequence[str], specs: Sequence[ModelSpec]) -> None:
                     f"two models have the name {each!r}; give one another by served-model-name"
                 )
             seen.add(each)
+    for spec in specs:
+        for lora in spec.settings.loras:
+            if lora.name in seen:
+                raise ModelError(f"a model and a LoRA adapter have the name {lora.name!r}")
 
 
 def _parts(

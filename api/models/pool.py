@@ -49,7 +49,7 @@ class ModelPool:
         """
         if name is None:
             return self.entries[0]
-        entry = self._names.get(name) or self._names.get(name.removesuffix(LATEST))
+        entry = self._named(name)
         if entry is None:
             adapted = (entry for entry in self.entries if entry.has_adapter(name))
             entry = next(adapted, None)
@@ -59,6 +59,13 @@ class ModelPool:
                 f"the model {name[:200]!r} does not exist; this server has {known}", "model"
             )
         return entry
+
+    def has_model(self, name: str) -> bool:
+        """Whether a model has this name or alias, with or without Ollama's tag."""
+        return self._named(name) is not None
+
+    def _named(self, name: str) -> ModelEntry | None:
+        return self._names.get(name) or self._names.get(name.removesuffix(LATEST))
 
     @property
     def is_started(self) -> bool:

@@ -109,8 +109,6 @@ class ServedModel:
         """
         if self.adapters is None:
             raise AdapterError(f"the engine of {self.name!r} takes no adapters")
-        if name == self.name:
-            raise AdapterError(f"the model itself has the name {name!r}")
         await self.adapters.load(name, str(folder), replace)
         adapted = self.with_adapter((name,))
         if adapted is None:

@@ -118,6 +118,9 @@ class Canary:
     async def _check(self, row: FinishedRow) -> None:
         for _ in range(ATTEMPTS):
             await self._idle()
+            if not self._has_adapter(row):
+                logger.debug("the adapter of a row is unloaded, so it is not replayed")
+                return
             tokens = await self._tokens_alone(row)
             if tokens is not None:
                 self._compare(row, tokens)
@@ -128,6 +131,10 @@ class Canary:
         # The engine client sends no event when it becomes idle.
         while self._client.unfinished or self._client.unhealthy is not None:  # noqa: ASYNC110
             await asyncio.sleep(POLL_SECONDS)
+
+    def _has_adapter(self, row: FinishedRow) -> bool:
+        adapters, key = self._client.adapters, row.request.adapter
+        return not key or (adapters is not None and adapters.has(key))
 
     def _compare(self, row: FinishedRow, tokens: list[int]) -> None:
         at = row.divergence(tokens)

@@ -45,8 +45,11 @@ async def load_lora_adapter(http: web.Request) -> web.Response:
     service = http.app[SERVICE]
     model = service.model(request.model)
     root = _root(service)
+    if service.models.has_model(request.lora_name):
+        raise AdapterError(f"a model has the name {request.lora_name!r}")
     folder = await asyncio.to_thread(folder_below, root, request.lora_path)
-    adapted = await model.load_adapter(request.lora_name, folder, request.load_inplace)
+    base = model.base or model
+    adapted = await base.load_adapter(request.lora_name, folder, request.load_inplace)
     return json_response(adapter_card(adapted))
 
 

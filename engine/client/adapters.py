@@ -107,6 +107,11 @@ class AdapterTable:
         self._retired[adapter.key] = adapter
         self.release()
 
+    def has(self, key: str) -> bool:
+        """Whether the engine has the adapter of this key; "" stands for none."""
+        known = (*self.loaded.values(), *self._retired.values())
+        return not key or any(adapter.key == key for adapter in known)
+
     def hold(self, key: str) -> Callable[[], None]:
         """Keeps an adapter in the engine, also without its name, until the result is called."""
         self._held[key] += 1

@@ -242,7 +242,7 @@ class EngineCore:
 
     def load_adapter(self, message: LoadAdapter) -> AdapterLoaded | AdapterFailed:
         """Loads a LoRA adapter. If that fails, nothing has changed."""
-        self.pipeline.settle()
+        self.pipeline.complete()
         try:
             files = self.adapters.load(message.key, Path(message.path), message.digest)
         except Exception as error:  # of any type: the cause is this adapter
@@ -255,7 +255,7 @@ class EngineCore:
         if self.requests.uses(key):
             log.error("the adapter %s is in use and stays loaded", key)
         else:
-            self.pipeline.settle()
+            self.pipeline.complete()
             self.adapters.unload(key)
 
     def step(self) -> StepOutput:

@@ -50,7 +50,8 @@ class Pipeline:
 
     For each step, call ``launch(plan)``, then ``finish_previous()``. A plan with drafts needs the
     tokens of the step before: call ``finish_running()`` before it is made. Call ``settle()`` before
-    anything else that evaluates arrays.
+    anything else that evaluates arrays, and ``complete()`` before adapters change: committing a
+    draft may call the model again, with the slots of the step.
 
     Attributes:
         learn: called once for each step with its work and the seconds that it took. Settable.
@@ -137,6 +138,11 @@ class Pipeline:
         self._wait(timer)
         running, self.running = self.running, Step()
         return running
+
+    def complete(self) -> None:
+        """Waits until the launched step is computed and its drafts are committed."""
+        self.settle()
+        self._wait(PhaseTimer({}))
 
     def _launch_eager(self, plan: Plan, timer: PhaseTimer) -> Step:
         self._wait(timer)

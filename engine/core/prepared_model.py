@@ -125,6 +125,8 @@ def prepare_model(
         pages = partial(make_pages, model, kernels, quantization=quantization)
     heads = score_heads(model)
     max_pairs = score_bytes // (4 * heads) if score_bytes and heads else None
+    vision = model if isinstance(model, VisionModel) else None
+    language_model = model if vision is None else vision.model.language_model
     choice = select_forward(
         *(model, make_cache, pages, chunk_multiple, max_pairs), chained=ranks.size > 1
     )
@@ -138,9 +140,9 @@ def prepare_model(
         hidden_size=hidden_size(choice),
         eager=eager,
         adapters=Adapters(
-            *(model, forward.routing, choice.trial_logits, adapter_limits),
+            *(language_model, forward.routing, choice.trial_logits, adapter_limits),
             on_host=eager,
         ),
         agree=ranks.agree,
-        vision=model if isinstance(model, VisionModel) else None,
+        vision=vision,
     )

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -41,12 +41,24 @@ QUANTIZED_SHARE = 0.8
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
+class Addition(Protocol):
+    """Adds to products what something else computes from the input; see ``engine.lora``."""
+
+    @property
+    def applies(self) -> bool:
+        """Whether it adds anything in the current model call."""
+        ...
+
+    def __call__(self, x: Floats, product: Floats) -> None:
+        """Adds to ``product``, ``[tokens, outputs of all layers]``, what ``x`` gives."""
+        ...
+
+
 class Products:
     """The products of one input with several layers, computed when the first layer asks.
 
     Attributes:
-        addition: adds to the products, ``[tokens, outputs of all layers]``, what something else
-            computes from the input; see ``engine.lora``.
+        addition: what is added to the products; None: nothing.
 
     Args:
         matrix: the layers' weights.
@@ -56,7 +68,7 @@ class Products:
     def __init__(self, matrix: Matrix, max_tokens: float = math.inf) -> None:
         self.matrix = matrix
         self._max_tokens = max_tokens
-        self.addition: Callable[[Floats, Floats], None] | None = None
+        self.addition: Addition | None = None
         self._input: mx.array | None = None
         self._left: dict[int, mx.array] = {}
 
@@ -78,6 +90,11 @@ class Products:
             NoProgramError: see ``ProgramBuilder``.
         """
         return build.product(name, self.matrix, x)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing is added to the products in the current model call."""
+        return self.addition is None or not self.addition.applies
 
     def takes(self, x: mx.array) -> bool:
         """Whether ``[..., inputs]`` are few enough tokens; MLX multiplies more."""

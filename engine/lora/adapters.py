@@ -13,6 +13,7 @@ import mlx.core as mx
 from chairlift.engine.device import memory
 from chairlift.engine.errors import AdapterError
 from chairlift.engine.lora.files import AdapterFiles, Shape, read_adapter
+from chairlift.engine.lora.folded import folded_factors
 from chairlift.engine.lora.layers import AdaptedLayers
 from chairlift.engine.lora.low_rank import Factors, LowRankError, dimensions
 from chairlift.engine.model.lora_routing import Routing, Slot
@@ -45,7 +46,7 @@ class Adapters:
     """The adapters of one model, by key. Not thread-safe; call it between two steps.
 
     Args:
-        model: the model, with the device's faster layers.
+        model: the language model, with the device's faster layers.
         routing: gets the adapter of each token of a model call.
         trial: computes a few tokens with the adapter of a slot, and returns their logits.
         on_host: compute the products for few tokens in NumPy; the model has to be eager.
@@ -60,6 +61,7 @@ class Adapters:
         on_host: bool = False,
     ) -> None:
         self._layers = AdaptedLayers(model, routing, on_host)
+        self._folded = folded_factors(model, self._layers.targets)
         self._trial = trial
         self._limits = limits
         # In the order of their slots; the matrices have the types of their layers.
@@ -97,7 +99,10 @@ class Adapters:
             raise AdapterError(f"the adapter {key} is loaded already")
         if len(self) >= self._limits.max_loras:
             raise AdapterError(f"{len(self)} adapters are loaded, and --max-loras allows no more")
-        shapes = {name: Shape(*dimensions(layer)) for name, layer in self._layers.targets.items()}
+        shapes = {
+            name: Shape(*dimensions(layer), self._folded.get(name))
+            for name, layer in self._layers.targets.items()
+        }
         room = memory.free_memory() // _COPIES
         files = read_adapter(folder, shapes, self._limits.max_rank, room)
         if digest and files.digest != digest:
@@ -138,7 +143,7 @@ class Adapters:
         self._layers.fill(len(self))
 
     def _try(self, key: str, folder: Path) -> None:
-        """Computes a few tokens with a loaded adapter, which must use all of its layers.
+        """Computes a few tokens with a loaded adapter, which must use all layers that it changes.
 
         Raises:
             AdapterError: a layer is not computed as other linear layers are.
@@ -155,7 +160,9 @@ class Adapters:
         except Exception as error:
             raise AdapterError(f"{folder}: a step fails: {str(error).splitlines()[0]}") from error
         for low_rank in changed:
-            if not low_rank.seen:
+            # Models keep some layers that they do not compute; their matrices B are zero.
+            trained = self._loaded[key].factors[low_rank.name].b.any().item()
+            if trained and not low_rank.seen:
                 raise AdapterError(f"{folder}: the model's {low_rank.name} cannot have adapters")
         if not valid:
             raise AdapterError(f"{folder}: it makes the model's logits invalid numbers")

@@ -22,6 +22,8 @@ _MLX_NAME = re.compile(r"(?P<layer>.+)\.lora_(?P<matrix>[ab])")
 _PEFT_NAME = re.compile(
     r"base_model\.model\.(?P<layer>.+)\.lora_(?P<matrix>[AB])(\.default)?\.weight"
 )
+# Parts of models of images or sounds beside the language model, whose blocks can be named like its.
+_OTHER_PART = re.compile(r"vis|vit|vpm|image|img|audio|speech|talker|encoder|tower|projector")
 _DTYPES: dict[object, np.dtype[Any]] = {
     "F32": np.dtype("<f4"),
     "F16": np.dtype("<f2"),
@@ -30,10 +32,15 @@ _DTYPES: dict[object, np.dtype[Any]] = {
 
 
 class Shape(NamedTuple):
-    """The inputs and outputs of a linear layer."""
+    """The inputs and outputs of a linear layer.
+
+    Attributes:
+        folded: ``[outputs]``, see ``folded_factors``; None: all are 1.
+    """
 
     inputs: int
     outputs: int
+    folded: mx.array | None = None
 
 
 class AdapterFiles(NamedTuple):
@@ -110,7 +117,10 @@ def _tensors(data: bytes) -> dict[str, mx.array]:
         dtype = _DTYPES.get(part["dtype"])
         if dtype is None:
             raise AdapterError(f"{_named(name)} has the type {part['dtype']}, not F32, F16 or BF16")
-        array = mx.array(np.frombuffer(part["data"], dtype=dtype).reshape(part["shape"]))
+        try:
+            array = mx.array(np.frombuffer(part["data"], dtype=dtype).reshape(part["shape"]))
+        except (ValueError, OverflowError) as error:  # too many axes, or an empty one beside a huge
+            raise AdapterError(f"{_named(name)}: {str(error).splitlines()[0]}") from error
         array = array.view(mx.bfloat16) if part["dtype"] == "BF16" else array
         tensors[name] = array.astype(mx.float32)
         if not mx.isfinite(tensors[name]).all().item():
@@ -122,12 +132,25 @@ def _factors(
     tensors: Mapping[str, mx.array], config: LoraConfig, layers: Mapping[str, Shape]
 ) -> dict[str, Factors]:
     pattern = _PEFT_NAME if config.is_peft else _MLX_NAME
+    matches = {name: pattern.fullmatch(name) for name in tensors}
+    untrained = {
+        match["layer"]
+        for name, match in matches.items()
+        if match and match["matrix"] in "bB" and not tensors[name].any().item()
+    }
     found: defaultdict[str, dict[str, mx.array]] = defaultdict(dict)
     for name, tensor in tensors.items():
-        match = pattern.fullmatch(name)
+        match = matches[name]
         if match is None:
             raise AdapterError(f"{_named(name)} is not supported, only matrices of LoRA are")
         layer, matrix = _layer_name(match["layer"], layers), match["matrix"].lower()
+        if layer is None and match["layer"] in untrained:
+            continue  # as of layers that share the keys of others, which some models do not have
+        if layer is None:
+            raise AdapterError(
+                f"the model has no linear layer {_named(match['layer'])} that an adapter could "
+                "change"
+            )
         if matrix in found[layer]:
             raise AdapterError(f"{_named(name)} is there twice")
         if tensor.ndim != 2:
@@ -151,19 +174,24 @@ def _pair(layer: str, both: Mapping[str, mx.array], config: LoraConfig, shape: S
                 f"{layer}: matrix {matrix.upper()} has the shape {_shape(both[matrix])}, the model "
                 f"and the rank need {expected[0]} x {expected[1]}"
             )
-    return Factors(both["a"], both["b"] * config.scale)
+    b = both["b"] * config.scale
+    if config.is_peft and shape.folded is not None:
+        b = b * shape.folded
+    return Factors(both["a"], b)
 
 
-def _layer_name(name: str, layers: Mapping[str, Shape]) -> str:
-    """The model's name of a layer, which has other names outside of its blocks in some formats."""
+def _layer_name(name: str, layers: Mapping[str, Shape]) -> str | None:
+    """The model's name of a layer, which has other names outside of its blocks in some formats.
+
+    None: the model has no such layer, or it is not one of the language model.
+    """
     if name in layers:
         return name
     inner = re.search(r"(?<=\.)\w+\.\d+\..+", f".{name}")
-    if inner is not None:
-        names = [known for known in layers if known.endswith(f".{inner[0]}")]
-        if len(names) == 1:
-            return names[0]
-    raise AdapterError(f"the model has no linear layer {_named(name)} that an adapter could change")
+    if inner is None or _OTHER_PART.search(name.removesuffix(inner[0])):
+        return None
+    names = [known for known in layers if f".{known}".endswith(f".{inner[0]}")]
+    return names[0] if len(names) == 1 else None
 
 
 def _named(name: str) -> str:

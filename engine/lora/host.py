@@ -67,6 +67,12 @@ class HostAddition:
         self._input: mx.array | None = None
         self._narrow: _Narrow | None = None
 
+    @property
+    def applies(self) -> bool:
+        """Whether a token of the current model call has an adapter of these layers."""
+        call = self._routing.call
+        return call is not None and any(map(self._changes, call.slots))
+
     def __call__(self, x: Floats, product: Floats) -> None:
         """Adds to ``product``, ``[tokens, outputs of the group]``, what ``x`` gives.
 

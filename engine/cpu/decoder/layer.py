@@ -101,7 +101,11 @@ class HostDecoderLayer:
     def step(self, tokens: int) -> LayerPrograms | None:
         """The programs for some tokens; None if one call at a time has to compute the layer."""
         products = *self._attention.products, *self._mlp.products
-        if tokens > _MAX_TOKENS or any(each.addition is not None for each in products):
+        return self.programs(tokens) if all(each.is_plain for each in products) else None
+
+    def programs(self, tokens: int) -> LayerPrograms | None:
+        """The programs for some tokens, which do not compute additions; None: there are none."""
+        if tokens > _MAX_TOKENS:
             return None
         steps = self._programs.steps
         if tokens not in steps:

@@ -113,7 +113,7 @@ class DecoderStack:
     def _chain(self, tokens: int) -> ProgramChain:
         chains = self._pending.chains
         if tokens not in chains:
-            steps = [layer.step(tokens) for layer in self._layers]
+            steps = [layer.programs(tokens) for layer in self._layers]
             chains[tokens] = ProgramChain([s.whole if s is not None else Program() for s in steps])
         return chains[tokens]
 

@@ -280,10 +280,12 @@ def test_names_aliases_and_unknown_names() -> None:
         models = simulated([lazy("org/a", aliases=("gpt-4o", "b")), lazy("c")], None)
         for name in ("org/a", "gpt-4o", "b", "b:latest", "org/a:latest", None):
             assert models.pool.find(name).name == "org/a"
+            assert name is None or models.pool.has_model(name)
         for name in ("d", "", "c:latest:latest", "org/a:x", "x" * 10_000):
             with pytest.raises(UnknownModel, match="this server has 'org/a', 'c'") as unknown:
                 models.pool.find(name)
             assert len(str(unknown.value)) < 300
+            assert not models.pool.has_model(name)
         await models.pool.close()
 
     run_virtually(main())

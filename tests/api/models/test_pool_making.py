@@ -75,6 +75,15 @@ def test_names_that_stand_for_two_models_are_refused(tiny: Path) -> None:
             pool_of(one, other)
 
 
+def test_an_adapter_has_no_models_name(tiny: Path) -> None:
+    settings = ServerSettings(served_model_name="a", loras=(LoraSource("sql", tiny),))
+    adapted = ModelSpec(EngineConfig(str(tiny)), settings)
+    assert pool_of(adapted, spec_of(tiny, "b")).entries[0].adapters == ("sql",)
+    for other in (spec_of(tiny, "sql"), spec_of(tiny, "b", aliases=("sql",))):
+        with pytest.raises(ModelError, match="a model and a LoRA adapter have the name 'sql'"):
+            pool_of(adapted, other)
+
+
 def test_a_model_that_does_not_exist_or_fit_is_named(tiny: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="nowhere"):
         pool_of(spec_of(tiny), spec_of(tmp_path / "nowhere"))

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 from support.api.api_server import until
+from support.engine.adapters import matrices, write_mlx
 from support.engine.bench import Bench
 from support.tiny import tiny_model, tiny_model_dir
 
@@ -234,3 +235,22 @@ def test_a_preempted_replay_does_not_count_as_a_preemption(swap: int) -> None:
         assert (sum(stats.preemptions for stats in bench.stats) == 0) == replayed
         assert len(bench.finished) == (1 if replayed else 2)
         assert bench.tokens("user") == bench.tokens("second")
+
+
+async def test_a_row_whose_adapter_is_unloaded_is_not_replayed(model: Path, tmp_path: Path) -> None:
+    folder = write_mlx(tmp_path, matrices(tiny_model("llama"), 1))
+    async with watched_engine(model) as engine:
+        adapters = engine.client.adapters
+        key = (await adapters.load("a", str(folder))).key
+        for unloads in (False, True):
+            await until(lambda: engine.canary._row_future)
+            recorded = engine.canary._row_future
+            beside = engine.client.submit(request("beside", max_tokens=1000))
+            await tokens_of(engine.canary.submit(replace(request("0"), adapter=key)))
+            if unloads:
+                adapters.unload("a")
+            beside.close()
+            await until(lambda first=recorded: engine.canary._row_future not in (None, first))
+        assert [replay.adapter for replay in engine.replays] == [key]
+        assert engine.count("checked") == 1
+        assert not adapters.has(key)

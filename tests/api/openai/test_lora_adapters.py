@@ -151,13 +151,13 @@ async def test_requests_load_and_unload_adapters_below_the_folder(tmp_path: Path
         assert card["root"] == str(folder)
         await server.post("/v1/chat/completions", {**CHAT, "model": "poems"})
         assert server.engine.submitted[-1].adapter == adapters.loaded["poems"].key
-        again = {"lora_name": "poems", "lora_path": str(folder)}
+        again = {"lora_name": "poems", "lora_path": str(folder), "model": "sql"}
         status, reply = await server.post(LOAD, again)
         assert status == 400
         assert "loaded already" in reply["error"]["message"]
         before = adapters.loaded["poems"].key
-        status, _ = await server.post(LOAD, {**again, "load_inplace": True})
-        assert status == 200
+        status, card = await server.post(LOAD, {**again, "load_inplace": True})
+        assert (status, card["parent"]) == (200, "org/tiny")
         assert adapters.messages[-1] == UnloadAdapter(before)
         status, reply = await server.post(UNLOAD, {"lora_name": "poems"})
         assert (status, reply["deleted"]) == (200, True)
@@ -186,6 +186,7 @@ async def test_bad_requests_load_nothing(tmp_path: Path) -> None:
             {"lora_name": "x" * 300, "lora_path": "good"},
             {"lora_name": 7, "lora_path": "good"},
             {"lora_name": "org/tiny", "lora_path": "good"},
+            {"lora_name": "org/tiny:latest", "lora_path": "good"},
         ):
             status, reply = await server.post(LOAD, body)
             assert status == 400, body

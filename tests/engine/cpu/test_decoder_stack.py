@@ -122,6 +122,18 @@ def test_no_buffer_is_viewed_after_a_step(monkeypatch: pytest.MonkeyPatch) -> No
     assert not any(view() is not None for view in views)
 
 
+class Constant:
+    """Adds the same numbers to each token's product, while it applies."""
+
+    def __init__(self, numbers: np.ndarray[Any, Any]) -> None:
+        self.applies = True
+        self._numbers = numbers
+
+    def __call__(self, x: np.ndarray[Any, Any], product: np.ndarray[Any, Any]) -> None:
+        if self.applies:
+            np.add(product, self._numbers, out=product)
+
+
 @pytest.mark.parametrize("alone", [0, 1, 3])
 def test_a_layer_that_another_addition_belongs_to_is_computed_alone(
     alone: int, chains: list[tuple[int, int]]
@@ -131,7 +143,7 @@ def test_a_layer_that_another_addition_belongs_to_is_computed_alone(
     added = mx.random.normal((ours.args.hidden_size,), key=mx.random.key(5))
     numbers = np.array(added)
     products = ours.layers[alone].mlp.down_proj.products
-    products.addition = lambda _, product: np.add(product, numbers, out=product)
+    products.addition = addition = Constant(numbers)
     original: Any = type(plain.layers[alone].mlp)
 
     class Added(original):
@@ -143,6 +155,12 @@ def test_a_layer_that_another_addition_belongs_to_is_computed_alone(
     chains.clear()
     assert_same(ours, plain, steps=1)
     assert chains == [each for each in ((0, alone - 1), (alone + 1, 3)) if each[0] <= each[1]]
+    # A call to which it adds nothing computes all layers at once.
+    addition.applies = False
+    plain.layers[alone].mlp.__class__ = original
+    chains.clear()
+    assert_same(ours, plain, steps=1)
+    assert chains == [(0, 3)]
 
 
 def test_a_model_that_computes_between_its_layers_is_called_one_by_one(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
+import mlx.core as mx
 import pytest
 from conformance.weights import tiny_model
+from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.tuner.utils import load_adapters
-from support.engine.adapters import matrices, write_mlx
+from support.engine.adapters import matrices, write_mlx, write_peft
 from support.engine.bench import Bench
 from support.engine.reference import solo_tokens
 
@@ -48,3 +52,57 @@ def test_layers_of_experts_and_the_output_layer_are_refused_by_name(tmp_path: Pa
         failed = bench.core.load_adapter(LoadAdapter("a", str(folder)))
         assert isinstance(failed, AdapterFailed)
         assert f"no linear layer '{name}' that an adapter could change" in failed.message
+
+
+@pytest.mark.parametrize("size", [0.0, 0.1])
+def test_layers_without_effect_may_be_missing_in_the_model(size: float, tmp_path: Path) -> None:
+    """Layers that share the keys of others; checkpoints and adapters have projections for them."""
+    model = tiny_model("gemma3n")
+    pairs = matrices(model, 1, suffixes=("k_proj", "o_proj"), size=0.1)
+    used = {name for name in pairs if "k_proj" not in name or re.search(r"layers\.[01]\.", name)}
+    reference = load_adapters(
+        tiny_model("gemma3n"), str(write_mlx(tmp_path / "used", {n: pairs[n] for n in used}))
+    )
+    unused = {name: (a, b * size) for name, (a, b) in pairs.items() if name not in used}
+    missing = {name.replace("k_proj", "x_proj"): both for name, both in unused.items()}
+    bench = Bench(model)
+    for name, more in (("unused", unused), ("missing", missing)):
+        folder = write_mlx(tmp_path / name, {n: pairs[n] for n in used} | more)
+        loaded = bench.core.load_adapter(LoadAdapter(name, str(folder)))
+        assert isinstance(loaded, AdapterFailed if size else AdapterLoaded), loaded
+        if not size:
+            bench.submit(name, PROMPTS[0], 5, reading={"adapter": name})
+            bench.drain()
+            assert bench.tokens(name) == solo_tokens(reference, PROMPTS[0], 5)
+
+
+def test_pefts_adapters_get_the_factors_that_a_models_loading_multiplies_into_weights(
+    tmp_path: Path,
+) -> None:
+    """PEFT's change a checkpoint's weights, mlx-lm's those of the loaded model."""
+    linear = matrices(tiny_model("falcon_h1"), 1, suffixes=("proj",), size=0.3)
+    checkpoint = dict(tree_flatten(tiny_model("falcon_h1").parameters()))
+    for name, weight in checkpoint.items():
+        if "conv1d.weight" in name:
+            checkpoint[name] = weight.transpose(0, 2, 1)
+
+    def loaded(changes: dict[str, tuple[mx.array, mx.array]]) -> Any:
+        model = tiny_model("falcon_h1")
+        weights = {name: mx.array(weight) for name, weight in checkpoint.items()}
+        for name, (a, b) in changes.items():
+            weights[f"{name}.weight"] = weights[f"{name}.weight"] + (a @ b).T
+        model.update(tree_unflatten(list(model.sanitize(weights).items())))
+        return model
+
+    base = loaded({})
+    bench = Bench(base)
+    mlx = write_mlx(tmp_path / "mlx", linear)
+    expected = {"peft": loaded(linear), "mlx": load_adapters(loaded({}), str(mlx))}
+    write_peft(tmp_path / "peft", linear)
+    for name, alone in expected.items():
+        answer = bench.core.load_adapter(LoadAdapter(name, str(tmp_path / name)))
+        assert isinstance(answer, AdapterLoaded), answer
+        bench.submit(name, PROMPTS[1], 8, reading={"adapter": name})
+        bench.drain()
+        assert bench.tokens(name) == solo_tokens(alone, PROMPTS[1], 8)
+    assert bench.tokens("peft") != bench.tokens("mlx")

@@ -190,6 +190,19 @@ def test_bad_tensors_are_refused_by_their_fault(name: str, bench: Bench, tmp_pat
     assert len(bench.tokens(name)) == 3
 
 
+@pytest.mark.parametrize("shape", [[1 << 40, 0], [1] * 200, [], [0, 64]])
+def test_impossible_shapes_are_refused_by_their_file(
+    shape: list[int], bench: Bench, tmp_path: Path
+) -> None:
+    folder = write_peft(tmp_path, _pairs())
+    data = bytes(4 * math.prod(shape))
+    header = {_A: {"dtype": "F32", "shape": shape, "data_offsets": [0, len(data)]}}
+    text = json.dumps(header).encode()
+    path = folder / "adapter_model.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    assert _refused(bench, folder).startswith(f"{path}: ")
+
+
 def test_mlx_lms_dora_is_refused(bench: Bench, tmp_path: Path) -> None:
     folder = write_mlx(tmp_path, _pairs(), fine_tune_type="dora")
     assert "'dora' is not supported" in _refused(bench, folder)

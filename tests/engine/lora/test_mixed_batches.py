@@ -215,6 +215,23 @@ def test_loading_and_unloading_changes_no_other_row(tmp_path: Path) -> None:
     assert "not loaded" in (refused.error or "")
 
 
+def _wide(layers: str) -> Any:
+    """A model whose layers the CPU computes without MLX: "fused", "quantized" or "plain" ones."""
+    config = tiny_config("llama", vocab_size=259) | {
+        **{"hidden_size": 256, "intermediate_size": 320, "head_dim": 64},
+        "num_key_value_heads": 4,
+    }
+    model = llama.Model(llama.ModelArgs.from_dict(config))
+    mx.random.seed(2)
+    model.apply(lambda w: mx.random.normal(w.shape) / w.shape[-1] ** 0.5 * 1.5)
+    if layers == "fused":
+        model.apply(lambda w: w.astype(mx.bfloat16).astype(mx.float32))
+    if layers == "quantized":
+        nn.quantize(model, group_size=64, bits=8)
+    mx.eval(model.parameters())
+    return model
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("layers", ["fused", "quantized", "plain"])
 def test_the_cpus_faster_layers_add_adapters(
@@ -228,22 +245,7 @@ def test_the_cpus_faster_layers_add_adapters(
     if layers == "plain":
         monkeypatch.setattr(host_linear, "backends", list)
 
-    def wide(seed: int = 2) -> Any:
-        config = tiny_config("llama", vocab_size=259) | {
-            **{"hidden_size": 256, "intermediate_size": 320, "head_dim": 64},
-            "num_key_value_heads": 4,
-        }
-        model = llama.Model(llama.ModelArgs.from_dict(config))
-        mx.random.seed(seed)
-        model.apply(lambda w: mx.random.normal(w.shape) / w.shape[-1] ** 0.5 * 1.5)
-        if layers == "fused":
-            model.apply(lambda w: w.astype(mx.bfloat16).astype(mx.float32))
-        if layers == "quantized":
-            nn.quantize(model, group_size=64, bits=8)
-        mx.eval(model.parameters())
-        return model
-
-    model = wide()
+    model = _wide(layers)
     pairs = [matrices(model, n, 3 + n, ("proj",) if n else ("v_proj",)) for n in range(3)]
     eager = accelerate(model).eager
     assert eager
@@ -253,7 +255,7 @@ def test_the_cpus_faster_layers_add_adapters(
     prompts = [*_prompts()[:3], [5] * 100]
     expected = []
     for number, prompt in enumerate(prompts):
-        alone = wide()
+        alone = _wide(layers)
         if number < len(pairs):
             alone = load_adapters(alone, str(tmp_path / str(number)))
         expected.append(solo_tokens(alone, prompt, 10))
@@ -264,6 +266,25 @@ def test_the_cpus_faster_layers_add_adapters(
     bench.drain()
     for turn in range(2):
         assert [bench.tokens(f"{turn}{n}") for n in range(len(prompts))] == expected
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not quantized_matmul.available(), reason="needs llvmlite (extra jit)")
+def test_steps_without_adapters_keep_their_compiled_layers(tmp_path: Path) -> None:
+    """After steps in which rows had an adapter of one layer only."""
+    model = _wide("quantized")
+    bench = Bench(model, eager=accelerate(model).eager)
+    pairs = matrices(model, 1, is_changed=lambda name: ".1." in name)
+    _load(bench, [write_mlx(tmp_path, pairs)])
+    reference = load_adapters(_wide("quantized"), str(tmp_path))
+    prompts = _prompts()[:3]
+    for name, alone in (("a0", reference), ("", _wide("quantized"))):
+        for number, prompt in enumerate(prompts):
+            bench.submit(f"{name}{number}", prompt, 8, reading={"adapter": name})
+        bench.drain()
+        for number, prompt in enumerate(prompts):
+            assert bench.tokens(f"{name}{number}") == solo_tokens(alone, prompt, 8)
+    assert all(layer.host.step(len(prompts)) is not None for layer in model.layers)
 
 
 def test_a_layer_that_does_not_compute_all_tokens_is_refused_by_name(tmp_path: Path) -> None:
