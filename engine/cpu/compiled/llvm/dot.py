@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from chairlift.engine.cpu.compiled.llvm import dot_amx
-from chairlift.engine.cpu.compiled.llvm.amx import DECLARATIONS, permitted
+from chairlift.engine.cpu.compiled.llvm.amx import DECLARATIONS, ROWS, permitted
 from chairlift.engine.cpu.compiled.llvm.attention import WIDE
 from chairlift.engine.cpu.compiled.llvm.digits import DIGITS, HEAD_BYTES, digits
 from chairlift.engine.cpu.compiled.llvm.dot_tiles import QUAD, QUADS, dot_name, dot_tile
@@ -216,8 +216,8 @@ def _block(kind: str, operands: str) -> str:
     return f"""  %many = icmp uge i64 %left, {dot_amx.LEAST_TOKENS}
   br i1 %many, label %block, label %few
 block:
-  %full = icmp uge i64 %left, {dot_amx.ROWS}
-  %rows = select i1 %full, i64 {dot_amx.ROWS}, i64 %left
+  %full = icmp uge i64 %left, {ROWS}
+  %rows = select i1 %full, i64 {ROWS}, i64 %left
   %rows.before = load i64, ptr %configured, align 8
   %rows.same = icmp eq i64 %rows, %rows.before
   br i1 %rows.same, label %multiply, label %configure
