@@ -103,6 +103,22 @@ async def test_a_second_signal_ends_at_once(tiny: Path) -> None:
                 await endless.text()
 
 
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 130), ("SIGHUP", 0)])
+def test_a_signal_during_the_process_end_is_the_second_one(name: str, code: int) -> None:
+    ending = f"""
+import os, signal, uvloop
+from chairlift.api.server.signals import handled
+
+async def run():
+    with handled(lambda: None, lambda: None):
+        pass
+
+uvloop.run(run())
+os.kill(os.getpid(), signal.{name})
+"""
+    assert subprocess.run([sys.executable, "-c", ending], check=False).returncode == code
+
+
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 def test_a_signal_ends_a_download(name: str, tmp_path: Path) -> None:
     """The hub's client fetches small files on threads of its own, large ones on the caller's."""
