@@ -103,6 +103,23 @@ async def test_a_second_signal_ends_at_once(tiny: Path) -> None:
                 await endless.text()
 
 
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 0)])
+def test_a_signal_during_the_imports_ends_the_command(name: str, code: int) -> None:
+    starting = f"""
+import os, signal, sys
+from chairlift.api.cli.main import main
+
+class Signal:
+    def find_spec(self, module, *_):
+        if module == "chairlift.api.cli.serve":
+            os.kill(os.getpid(), signal.{name})
+
+sys.meta_path.insert(0, Signal())
+main(["serve", "no/model"])
+"""
+    assert subprocess.run([sys.executable, "-c", starting], check=False).returncode == code
+
+
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 130), ("SIGHUP", 0)])
 def test_a_signal_during_the_process_end_is_the_second_one(name: str, code: int) -> None:
     ending = f"""
