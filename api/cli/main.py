@@ -84,6 +84,12 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 def _run(arguments: list[str]) -> int:
+    if arguments[:1] == ["serve"]:
+        # Before its module, which takes tenths of a second to import: a process manager may stop
+        # the server meanwhile.
+        from chairlift.api.server import signals
+
+        signals.before_loop()
     options = build_parser(arguments[:1], arguments[1:]).parse_args(arguments)
     exit_code: int = options.run(options)
     return exit_code

@@ -29,7 +29,7 @@ from chairlift.api.cli.serve_flags import (
     output_flags,
 )
 from chairlift.api.models.spec import ModelsMemory
-from chairlift.api.server import signals, standard_streams
+from chairlift.api.server import standard_streams
 from chairlift.api.server.sockets import bind_all
 from chairlift.api.server.tls import Certificate
 from chairlift.api.settings import ServerSettings
@@ -73,7 +73,6 @@ def run(options: argparse.Namespace) -> int:
         options: ``parser`` is the one of ``add_arguments``, and has accepted ``arguments``.
     """
     parser: argparse.ArgumentParser = options.parser
-    signals.before_loop()
     standard_streams.fill()
     try:
         resolved = config_sources.resolve(parser, options.arguments, os.environ)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from urllib.parse import quote
 
@@ -37,11 +39,13 @@ async def make_pool(
         tools: for the loaders.
         listener: see ``ModelPool``.
 
+    If it is cancelled, a fetch continues on its thread.
+
     Raises:
         ModelError: a model does not exist or does not fit, or two models, or a model and an
             adapter, have the same name.
     """
-    found = [(spec, await asyncio.to_thread(_source, spec)) for spec in specs]
+    found = [(spec, await _fetched(spec)) for spec in specs]
     names = [spec.settings.served_model_name or source.name for spec, source in found]
     _check_names(names, specs)
     budget = memory.bytes
@@ -72,6 +76,21 @@ def own_folder(config: EngineConfig, name: str, specs: Sequence[ModelSpec]) -> E
     if folder is None or sum(spec.config.prefix_cache_dir == folder for spec in specs) == 1:
         return config
     return replace(config, prefix_cache_dir=folder / quote(name, safe=""))
+
+
+async def _fetched(spec: ModelSpec) -> ModelSource:
+    """Runs ``_source`` on a thread of its own: the event loop's end waits for those of its pool."""
+    source: Future[ModelSource] = Future()
+    source.set_running_or_notify_cancel()
+
+    def find() -> None:
+        try:
+            source.set_result(_source(spec))
+        except BaseException as error:
+            source.set_exception(error)
+
+    threading.Thread(target=find, name="fetch", daemon=True).start()
+    return await asyncio.wrap_future(source)
 
 
 def _source(spec: ModelSpec) -> ModelSource:

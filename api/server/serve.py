@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
 import os
 import sys
@@ -39,7 +40,13 @@ def serve(server: Server) -> int:
     """Serves until SIGINT, SIGTERM or the engine's end; returns the process's exit code."""
     # A thread that renders a chat template waits this long for a busy event loop to yield.
     sys.setswitchinterval(SWITCH_SECONDS)
-    return uvloop.run(server.run())
+    exit_code = uvloop.run(server.run())
+    if server.left_fetch:
+        # NOTE: Python would wait for the threads of the hub's client, until the download is
+        # complete. The next server continues it.
+        atexit._run_exitfuncs()
+        os._exit(exit_code)
+    return exit_code
 
 
 class Server:
@@ -52,6 +59,9 @@ class Server:
         supervision: the limits for engines that hang or fail.
         sockets: where it listens. It closes them at the end.
         certificate: for TLS.
+
+    Attributes:
+        left_fetch: it was stopped while it fetched a model, and a thread still does.
     """
 
     def __init__(
@@ -69,6 +79,7 @@ class Server:
         self._supervision = supervision
         self._sockets = sockets
         self._certificate = certificate
+        self.left_fetch = False
         self._service = Service(settings, len(specs))
         self._progress = StartProgress(self._service)
         self._stop = asyncio.Event()
@@ -168,7 +179,11 @@ class Server:
             *(self._supervision, service.workers, service.image_workers),
             *(service.recorder, service.record_restart),
         )
-        pool = await make_pool(self._specs, self._models_memory, tools, service)
+        try:
+            pool = await make_pool(self._specs, self._models_memory, tools, service)
+        except asyncio.CancelledError:
+            self.left_fetch = True
+            raise
         service.serve(pool)
         if len(pool.entries) == 1:  # the progress of several would be mixed up
             pool.entries[0].on_progress = self._progress

@@ -30,7 +30,10 @@ def before_loop() -> None:
 
 @contextmanager
 def handled(on_stop: Callable[[], None], on_reload: Callable[[], None]) -> Iterator[None]:
-    """Makes the running event loop call these handlers. After the block, SIGHUP is ignored."""
+    """Makes the running event loop call these handlers.
+
+    After the block, a stop signal ends the process at once, and SIGHUP is ignored.
+    """
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_stop)
@@ -39,9 +42,16 @@ def handled(on_stop: Callable[[], None], on_reload: Callable[[], None]) -> Itera
     try:
         yield
     finally:
-        # The event loop would restore the default action, which ends the process.
+        # At its end the event loop would restore the default actions, with other exit codes.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+            signal.signal(number, _interrupt)
         loop.remove_signal_handler(signal.SIGHUP)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    os._exit(INTERRUPTED)
 
 
 def _end(number: int, frame: FrameType | None) -> None:

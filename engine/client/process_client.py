@@ -16,6 +16,7 @@ from chairlift.engine.client.quarantine import Quarantine
 from chairlift.engine.client.stream import Stream
 from chairlift.engine.client.supervision import STEADY_SECONDS, Supervision
 from chairlift.engine.config import EngineConfig
+from chairlift.engine.device.openmp import remove_abandoned_registrations
 from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.logs.redacted_traceback import redacted_traceback
 from chairlift.engine.logs.setup import LogFormat
@@ -117,6 +118,7 @@ class ProcessClient(BaseEngineClient):
     async def start(self, on_progress: OnProgress = silent) -> ModelInfo:
         """See ``interface.EngineClient.start``."""
         remove_abandoned()
+        remove_abandoned_registrations()
         started = self.begin(on_progress)
         self._supervisor = asyncio.create_task(self._supervise())
         return await started

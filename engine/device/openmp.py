@@ -8,10 +8,13 @@ empty, and the next process with that id ends with a bus error when it loads the
 from __future__ import annotations
 
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
 
 _FOLDERS = (Path("/dev/shm"), Path("/tmp"))
+# Named by the process id and, in newer versions, by the user's id.
+_NAME = re.compile(r"__KMP_REGISTERED_LIB_(\d+)(_\d+)?")
 
 
 def remove_registration(pid: int) -> None:
@@ -25,3 +28,27 @@ def remove_registration(pid: int) -> None:
         for name in names:
             with suppress(OSError):
                 (folder / name).unlink()
+
+
+def remove_abandoned_registrations() -> None:
+    """Removes the registrations of this user's processes that have ended, of any program.
+
+    As above, a process of another container loses nothing.
+    """
+    for folder in _FOLDERS:
+        with suppress(OSError), os.scandir(folder) as entries:
+            for entry in entries:
+                if (match := _NAME.fullmatch(entry.name)) and not _runs(int(match[1])):
+                    with suppress(OSError):  # gone, or another user's
+                        if entry.stat(follow_symlinks=False).st_uid == os.geteuid():
+                            os.unlink(entry)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass  # another user's
+    return True

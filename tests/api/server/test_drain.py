@@ -41,6 +41,14 @@ async def test_draining_finishes_streams_and_refuses_requests() -> None:
         assert await drained == 0
 
 
+async def test_a_server_that_has_stopped_leaves_no_task() -> None:
+    before = asyncio.all_tasks()
+    async with running(long_engine("hello")) as server:
+        assert (await server.post("/v1/chat/completions", CHAT))[0] == 200
+    # Connections and the clients' sessions end in the next turns of the loop.
+    await until(lambda: asyncio.all_tasks() == before)
+
+
 async def test_requests_that_outlast_the_drain_get_an_error() -> None:
     async with running(long_engine()) as server:
         stream = asyncio.create_task(server.events("/v1/chat/completions", CHAT))

