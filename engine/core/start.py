@@ -68,7 +68,7 @@ def start_core(
     loaded = ranks.together(
         lambda: load_model(
             *(source, config.dtype, on_progress, shard, part, text_only),
-            keeps_quantized if ranks.size == 1 else lambda size: False,
+            keeps_quantized if ranks.size == 1 else lambda size, group: False,
         )
     )
     return serve_loaded(config, loaded, on_progress, source, ranks, background, dispatcher)

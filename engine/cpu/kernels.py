@@ -35,6 +35,9 @@ _PACKAGES = ("mlx_lm", "mlx_vlm")
 # How many times as large weights of 4 bits are in float32 and, for AMX, in bfloat16 besides; and
 # the share of the free memory that they may take.
 _DEQUANTIZED, _AMX_SHARE = 11, 0.5
+# With fewer weights to a scale, AMX multiplies the tokens of prompts and of many rows faster in
+# bfloat16 than as bytes.
+_BYTES_GROUP = 64
 
 
 def swiglu(gate: mx.array, x: mx.array) -> mx.array:
@@ -105,14 +108,18 @@ class SharedRope(Module):
         return tables["cos"], tables["sin"]
 
 
-def keeps_quantized(size: int) -> bool:
-    """Whether to keep the weights of a model quantized whose files have ``size`` bytes.
+def keeps_quantized(size: int, group: int) -> bool:
+    """Whether to keep the weights of a model quantized.
 
-    Tokens one by one are faster then. Prompts are slower than with bfloat16 on AMX.
+    Args:
+        size: bytes of its files.
+        group: weights that share a scale.
     """
     if not quantized_matmul.available():
         return False
-    return not amx_matmul.available() or _DEQUANTIZED * size > _AMX_SHARE * memory.free_memory()
+    if not amx_matmul.available() or (quantized_matmul.has_tiles() and group >= _BYTES_GROUP):
+        return True
+    return _DEQUANTIZED * size > _AMX_SHARE * memory.free_memory()
 
 
 def _dequantize_others(model: Any) -> None:

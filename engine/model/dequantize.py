@@ -45,6 +45,13 @@ def float_type(model: Module) -> mx.Dtype:
     return counts.most_common(1)[0][0]
 
 
+def group_size(model: Module) -> int:
+    """The weights that share a scale in most quantized layers; 0 if there are none."""
+    layers = (layer for layer in model.modules() if isinstance(layer, QUANTIZED))
+    counts = Counter(layer.group_size for layer in layers)
+    return counts.most_common(1)[0][0] if counts else 0
+
+
 def _weight(layer: Any) -> mx.array:
     """The float32 weight of a quantized layer."""
     dequantize = partial(

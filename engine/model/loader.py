@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,17 +27,20 @@ from chairlift.engine.hub.folder_check import (
     damaged_file,
     text_config,
 )
+from chairlift.engine.hub.gguf import affine
 from chairlift.engine.hub.gguf.file import GGUFFile
 from chairlift.engine.hub.gguf.model import build_model, is_quantized, own_dtype
 from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.messages import Loading, OnProgress, silent
 from chairlift.engine.model.adapters import adapt
 from chairlift.engine.model.architecture import check_architecture, served_vision_type
-from chairlift.engine.model.dequantize import dequantize_model
+from chairlift.engine.model.dequantize import dequantize_model, group_size
 from chairlift.engine.model.vision.families import is_installed, vision_type
 from chairlift.engine.model.vision.loading import load_vision_model
 
 log = logging.getLogger(__name__)
+
+KeepQuantized = Callable[[int, int], bool]
 
 _DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 # The context in tokens is the first of these keys that a configuration has.
@@ -87,7 +91,7 @@ def load_model(
     shard: Callable[[Module], None] | None = None,
     memory_part: float = 1.0,
     text_only: bool = False,
-    keep_quantized: Callable[[int], bool] = lambda size: False,
+    keep_quantized: KeepQuantized = lambda size, group: False,
 ) -> LoadedModel:
     """Loads the weights onto MLX's default device, and waits until they are there.
 
@@ -101,7 +105,7 @@ def load_model(
         memory_part: the part of the files that this device has to hold.
         text_only: a vision model is loaded without its part for images.
         keep_quantized: whether a float32 model on the CPU is not dequantized; called with the bytes
-            of its files.
+            of its files, and the weights that share a scale.
 
     Raises:
         ModelError: the model is missing, damaged or truncated.
@@ -112,11 +116,11 @@ def load_model(
     target = _DTYPES.get(dtype, mx.float32 if profile.current().on_cpu else None)
     try:
         size = _check_memory(source, memory_part)
-        kept = not profile.current().on_cpu or keep_quantized(size)
         if source.kind == "gguf":
+            kept = not profile.current().on_cpu or keep_quantized(size, affine.GROUP)
             opened = _open_gguf(source, target, kept, on_progress)
         else:
-            opened = _open_directory(source, target, kept, text_only)
+            opened = _open_directory(source, target, partial(keep_quantized, size), text_only)
         if shard is not None:
             shard(opened.model)
         adapt(opened.model)
@@ -158,15 +162,19 @@ def _open_gguf(
 
 
 def _open_directory(
-    source: ModelSource, dtype: mx.Dtype | None, keep_quantized: bool, text_only: bool
+    source: ModelSource,
+    dtype: mx.Dtype | None,
+    keep_quantized: Callable[[int], bool],
+    text_only: bool,
 ) -> _OpenedModel:
     model, config = _from_directory(source, text_only)
     if dtype is not None:
         _cast(model, dtype)
-    # The part for images is computed by MLX alone.
-    sees = profile.current().on_cpu and served_vision_type(config, text_only) is not None
-    if dtype is not None and dtype == mx.float32 and (sees or not keep_quantized):
-        model = dequantize_model(model)
+    if dtype is not None and dtype == mx.float32 and profile.current().on_cpu:
+        # The part for images is computed by MLX alone.
+        sees = served_vision_type(config, text_only) is not None
+        if sees or not keep_quantized(group_size(model)):
+            model = dequantize_model(model)
     quantized = any(config.get(key) for key in _QUANTIZATION_KEYS)
     return _OpenedModel(model, config, _max_context(config), quantized)
 

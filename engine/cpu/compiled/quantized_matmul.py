@@ -25,6 +25,12 @@ from chairlift.engine.cpu.views import Memory, Scratch
 available = llvm_kernel.available
 
 
+def has_tiles() -> bool:
+    """Whether the CPU's matrix units multiply bytes; see ``llvm.dot_amx``."""
+    kernel = dot.compiled()
+    return kernel is not None and kernel.tiles
+
+
 def quantized_matrix(weights: Sequence[Quantized]) -> CompiledMatrix:
     """The fastest matrix of this CPU for weights ``[outputs, inputs]``; see ``Matrix``.
 

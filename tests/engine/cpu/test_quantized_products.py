@@ -311,18 +311,29 @@ def test_a_tied_embedding_is_the_output_layer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("compiled", "amx", "size", "kept"),
+    ("compiled", "amx", "tiles", "size", "group", "kept"),
     [
-        (False, False, 1, False),
-        (True, False, 1, True),
-        (True, True, 1, False),
-        (True, True, 9, True),
+        (False, False, False, 1, 64, False),
+        (True, False, False, 1, 32, True),
+        (True, True, True, 1, 32, False),
+        (True, True, True, 9, 32, True),
+        (True, True, True, 1, 64, True),
+        (True, True, True, 1, 128, True),
+        (True, True, False, 1, 64, False),
+        (True, True, False, 9, 64, True),
     ],
 )
-def test_small_models_are_dequantized_for_amx(
-    compiled: bool, amx: bool, size: int, kept: bool, monkeypatch: pytest.MonkeyPatch
+def test_small_models_of_small_groups_are_dequantized_for_amx(
+    compiled: bool,
+    amx: bool,
+    tiles: bool,
+    size: int,
+    group: int,
+    kept: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(quantized_matmul, "available", lambda: compiled)
+    monkeypatch.setattr(quantized_matmul, "has_tiles", lambda: tiles)
     monkeypatch.setattr(amx_matmul, "available", lambda: amx)
     monkeypatch.setattr(memory, "free_memory", lambda: 100)
-    assert kernels.keeps_quantized(size) is kept
+    assert kernels.keeps_quantized(size, group) is kept

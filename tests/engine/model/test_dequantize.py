@@ -72,7 +72,7 @@ def test_weights_are_float32_and_close_to_those_that_were_quantized(
     tmp_path: Path, mode: str, global_scale: bool, kept: bool
 ) -> None:
     source = _source(tmp_path, mode, global_scale)
-    loaded = load_model(source, "auto", keep_quantized=lambda size: kept)
+    loaded = load_model(source, "auto", keep_quantized=lambda size, group: kept)
     assert loaded.dtype == "float32"
     if kept:
         _dequantize_others(loaded.model)

@@ -110,14 +110,14 @@ def test_a_dtype_applies_to_all_floating_point_parameters(tmp_path: Path, dtype:
 
 def test_a_quantized_directory_stays_quantized_if_it_should(tmp_path: Path) -> None:
     path = _quantized_dir(tmp_path)
-    sizes: list[int] = []
+    asked: list[tuple[int, int]] = []
 
-    def keep(size: int) -> bool:
-        sizes.append(size)
+    def keep(size: int, group: int) -> bool:
+        asked.append((size, group))
         return True
 
     kept = load_model(_directory(path), "auto", keep_quantized=keep).model
-    assert sizes == [(path / "model.safetensors").stat().st_size]
+    assert asked == [((path / "model.safetensors").stat().st_size, 32)]
     assert load_model(_directory(path), "auto").quantized
     layer = kept.model.layers[0].mlp.up_proj
     assert type(layer) is nn.QuantizedLinear

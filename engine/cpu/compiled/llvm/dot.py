@@ -58,6 +58,7 @@ class DotKernel(NamedTuple):
     Attributes:
         lanes: 32-bit numbers of a register.
         outputs: outputs of a panel.
+        tiles: see ``Registers``.
         digits: its parts are tokens. Arguments: the addresses of the inputs ``[tokens, inputs]``
             and of the tokens' records, the groups of inputs, and the inputs of a group.
         nibble, byte: the parts are panels. Arguments: the addresses of the panels, of the tokens'
@@ -71,6 +72,7 @@ class DotKernel(NamedTuple):
 
     lanes: int
     outputs: int
+    tiles: bool
     digits: Function
     nibble: Function
     byte: Function
@@ -93,7 +95,8 @@ def compile_for(registers: Registers) -> DotKernel | None:
         return None
     function = compiler.compile(_source(registers)).function
     names = ("digits", "dot_nibble", "dot_byte", "dot_nibble_groups", "dot_byte_groups")
-    return DotKernel(registers.lanes, WIDE * registers.lanes, *map(function, names))
+    lanes, _, tiles = registers
+    return DotKernel(lanes, WIDE * lanes, tiles, *map(function, names))
 
 
 def _registers(features: Mapping[str, bool]) -> Registers | None:

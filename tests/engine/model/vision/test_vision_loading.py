@@ -63,7 +63,7 @@ def test_only_a_model_without_images_stays_quantized_on_the_cpu(
 
     monkeypatch.setattr(loader, "dequantize_model", dequantize)
     source = _source(vision_dir(tmp_path, "qwen2_vl"))
-    load_model(source, "auto", text_only=text_only, keep_quantized=lambda size: True)
+    load_model(source, "auto", text_only=text_only, keep_quantized=lambda size, group: True)
     assert bool(dequantized) is not text_only
 
 
