@@ -185,7 +185,7 @@ def _memory(free: int) -> Finding:
 
 def _huge_pages(setting: str) -> Finding:
     chosen = setting[setting.find("[") + 1 : setting.find("]")]
-    advice = f"3 % more tokens a second on the CPU: echo madvise > {_HUGE_PAGES}"
+    advice = f"10 to 20 % more tokens a second on the CPU: echo madvise > {_HUGE_PAGES}"
     return Finding("huge pages", chosen, advice if chosen == "never" else None)
 
 
