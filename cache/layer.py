@@ -281,6 +281,8 @@ class LayerCache:
     def _clear(self, rows: slice, columns: slice) -> None:
         if self.keys is not None and self.values is not None:
             for buffer in (self.keys, self.values):
+                if not buffer.size:
+                    continue
                 # NOTE: a number that is assigned to all of a buffer becomes its only memory, into
                 # which ``host_places`` points.
                 buffer[rows, :, columns] = _zeros(buffer[rows, :, columns].shape, buffer.dtype)
@@ -305,8 +307,9 @@ class LayerCache:
         taken = 0
         for span in self.ring.spans(stop, keys.shape[2]):
             columns, part = slice(*span), slice(taken, taken + span.width)
-            self.keys[rows, :, columns] = keys[:, :, part]
-            self.values[rows, :, columns] = values[:, :, part]
+            for buffer, new in ((self.keys, keys), (self.values, values)):
+                if new.size:
+                    buffer[rows, :, columns] = new[:, :, part]
             taken += span.width
         self._rewound = False
 
@@ -331,6 +334,10 @@ def _zero(dtype: mx.Dtype) -> mx.array:
 
 def _resized(buffer: mx.array, capacity: Capacity, kept: Sequence[Sequence[Span]]) -> mx.array:
     _, heads, _, dim = buffer.shape
+    if not buffer.size:
+        # NOTE: on CUDA, MLX 0.32.4 gives an array of no size no memory if something is assigned to
+        # it, and ends the process once the array is used.
+        return _zeros((capacity.rows, heads, capacity.columns, dim), buffer.dtype)
     rows = min(len(buffer), len(kept))
     width = max((spans[-1].stop for spans in kept if spans), default=0)
     in_place = all(not spans or spans[0].start == 0 for spans in kept) and width <= capacity.columns

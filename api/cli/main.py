@@ -9,6 +9,7 @@ import argparse
 import os
 import signal
 import sys
+import threading
 from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -70,8 +71,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _ended_by_ctrl_c() -> Iterator[None]:
     """Lets Ctrl-C end the process at once, without an exception.
 
-    An import can lose an exception, or leave a library half imported, which later crashes.
+    An import can lose an exception, or leave a library half imported, which later crashes. Only the
+    main thread has handlers of signals; in another thread nothing changes.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     before = signal.signal(signal.SIGINT, _end)
     try:
         yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -13,7 +14,7 @@ from support.engine.kv import tokens_to_kv
 
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.capacity import Capacity
-from chairlift.cache.layer import LayerCache
+from chairlift.cache.layer import LayerCache, _resized
 from chairlift.cache.quantized import Quantization
 from chairlift.cache.snapshot import KVPiece, LayerKind, Snapshot
 from chairlift.cache.speculation import Speculation
@@ -108,6 +109,34 @@ def test_layers_without_values_are_written() -> None:
             mx.eval(keys, values)
     assert keys[0, 0, 3:5].sum().item() == keys[1, 0, 5:7].sum().item() == 8
     assert values.shape == (2, 1, 7, 0)
+
+
+def test_nothing_is_assigned_to_values_of_no_dimension(tmp_path: Path) -> None:
+    """On CUDA, MLX 0.32.4 ends the process once such an array is used."""
+
+    def is_assigned(array: mx.array) -> bool:
+        mx.export_to_dot(str(tmp_path / "graph"), array)
+        return "SliceUpdate" in (tmp_path / "graph").read_text()
+
+    single = BatchCache([FULL])
+    single.join()
+    with single.step(3):
+        single.layers[0].update_and_fetch(mx.ones((1, 1, 3, 4)), mx.zeros((1, 1, 3, 0)))
+    keys, values = single.attention[0].state
+    assert is_assigned(keys)
+    assert not is_assigned(values)
+    batch = BatchCache([FULL])
+    for _ in range(2):
+        batch.join(single.extract(0))
+        keys, values = batch.attention[0].state
+        assert is_assigned(keys)
+        assert not is_assigned(values)
+    batch.attention[0].clear_stale(0)
+    assert not is_assigned(batch.attention[0].state[1])
+    kept = batch.attention[0].ring.kept(64)
+    for capacity in (Capacity(2, 64), Capacity(5, 64)):
+        assert not is_assigned(_resized(values, capacity, kept))
+        assert _resized(values, capacity, kept).shape == (capacity.rows, 1, 64, 0)
 
 
 def host_step(batch: BatchCache) -> tuple[mx.array, mx.array]:
