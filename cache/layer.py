@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chairlift.cache.capacity import Capacity
-from chairlift.cache.ring import Ring, Span
+from chairlift.cache.ring import Ring, Span, gather
 from chairlift.cache.snapshot import KVPiece
 
 Mask = mx.array | str | None
@@ -314,14 +314,6 @@ class LayerCache:
         self._rewound = False
 
 
-def gather(buffer: mx.array, spans: Sequence[Span]) -> mx.array:
-    """Concatenates runs of columns of ``[rows, heads, columns, dim]``."""
-    parts = [buffer[:, :, span.start : span.stop] for span in spans]
-    if not parts:
-        return buffer[:, :, :0]
-    return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
-
-
 def _zeros(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
     return mx.full(shape, _zero(dtype))
 
@@ -334,27 +326,24 @@ def _zero(dtype: mx.Dtype) -> mx.array:
 
 def _resized(buffer: mx.array, capacity: Capacity, kept: Sequence[Sequence[Span]]) -> mx.array:
     _, heads, _, dim = buffer.shape
-    if not buffer.size:
-        # NOTE: on CUDA, MLX 0.32.4 gives an array of no size no memory if something is assigned to
-        # it, and ends the process once the array is used.
-        return _zeros((capacity.rows, heads, capacity.columns, dim), buffer.dtype)
     rows = min(len(buffer), len(kept))
     width = max((spans[-1].stop for spans in kept if spans), default=0)
     in_place = all(not spans or spans[0].start == 0 for spans in kept) and width <= capacity.columns
-    if in_place and rows == capacity.rows:
-        moved = buffer[:rows, :, :width]
-        if width < capacity.columns:
-            # NOTE: an assignment to zeros, as below, would write every number twice.
-            shape = rows, heads, capacity.columns - width, dim
-            moved = mx.concatenate([moved, mx.broadcast_to(_zero(buffer.dtype), shape)], axis=2)
+    if in_place and width and buffer.size and rows == capacity.rows:
+        # NOTE: an assignment to zeros, as below, would write every number twice.
+        shape = rows, heads, capacity.columns - width, dim
+        parts = [buffer[:rows, :, :width], mx.broadcast_to(_zero(buffer.dtype), shape)]
+        return mx.contiguous(mx.concatenate(parts if shape[2] else parts[:1], axis=2))
+    moved = _zeros((capacity.rows, heads, capacity.columns, dim), buffer.dtype)
+    if not buffer.size:
+        # NOTE: on CUDA, MLX 0.32.4 gives an array of no size no memory if something is assigned to
+        # it, and ends the process once the array is used.
+        return moved
+    if in_place:
+        moved[:rows, :, :width] = buffer[:rows, :, :width]
     else:
-        moved = _zeros((capacity.rows, heads, capacity.columns, dim), buffer.dtype)
-        if in_place:
-            moved[:rows, :, :width] = buffer[:rows, :, :width]
-        else:
-            for row, spans in enumerate(kept):
-                tokens = sum(span.width for span in spans)
-                moved[row, :, :tokens] = gather(buffer[row : row + 1], spans)[0]
-    # NOTE: a part of the old buffer, or what is assigned to all of ``moved``, shares the old
-    # buffer's memory and would keep it.
+        for row, spans in enumerate(kept):
+            tokens = sum(span.width for span in spans)
+            moved[row, :, :tokens] = gather(buffer[row : row + 1], spans)[0]
+    # NOTE: what is assigned to all of ``moved`` shares the old buffer's memory and would keep it.
     return mx.contiguous(moved)

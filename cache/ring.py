@@ -31,6 +31,14 @@ class Span(NamedTuple):
         return self.stop - self.start
 
 
+def gather(buffer: mx.array, spans: Sequence[Span]) -> mx.array:
+    """Concatenates runs of columns of ``[rows, heads, columns, dim]``."""
+    parts = [buffer[:, :, span.start : span.stop] for span in spans]
+    if not parts:
+        return buffer[:, :, :0]
+    return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
+
+
 @dataclass(slots=True)
 class Ring:
     """The geometry that all layers of one kind share: where rows write, which columns are valid.
