@@ -40,6 +40,7 @@ from chairlift.engine.model.vision.loading import load_vision_model
 
 log = logging.getLogger(__name__)
 
+# See ``load_model``.
 KeepQuantized = Callable[[int, int], bool]
 
 _DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}

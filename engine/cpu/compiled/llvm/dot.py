@@ -12,6 +12,7 @@ identical to the last bit whichever tokens are multiplied beside it.
   an output side by side: codes of 8 bits ``[quads of inputs, registers, lanes, 4]``; of 4 bits
   ``[pairs of quads, registers, lanes, 4]``, the low halves of the bytes are the first quad's.
 - The records of a token are those of ``llvm.digits``.
+- Where the CPU has matrix units for bytes, ``llvm.dot_amx`` multiplies blocks of tokens.
 
 Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, VPDPBUSD.
 """

@@ -72,7 +72,11 @@ def _configure() -> str:
 
 
 def _block(kind: str) -> str:
-    """While the units multiply a group by half of the outputs, the half before it is scaled."""
+    """While the units multiply a group by half of the outputs, the half before it is scaled.
+
+    For each group: multiply it by the second half, and store and scale what was begun before; then
+    multiply the next group by the first half, and do the same; last, unpack the group after next.
+    """
     lines = [
         f"define internal void @dot_{kind}_block(ptr %w, ptr %x, ptr %y, i64 %groups, "
         "i64 %record, i64 %units, i64 %group, i64 %token, i64 %stride, i64 %tokens) {",
@@ -114,26 +118,26 @@ def _block(kind: str) -> str:
         f"call void @multiply_{kind}_1(ptr %codes, ptr %xg, i64 %group, i64 %token)",
         *_store(0),
         "%is_first = icmp eq i64 %g, 0",
-        "br i1 %is_first, label %first, label %second",
-        "second:",
+        "br i1 %is_first, label %ahead, label %scale_before",
+        "scale_before:",
         "call void @scale_tokens(i64 1, ptr %at_before, ptr %xg_before, ptr %tiles1, ptr %sums1, "
         "i64 %tokens, i64 %token)",
-        "br label %first",
-        "first:",
-        "br i1 %more, label %next, label %none",
-        "next:",
+        "br label %ahead",
+        "ahead:",
+        "br i1 %more, label %multiply_next, label %scale_own",
+        "multiply_next:",
         f"call void @multiply_{kind}_0(ptr %codes_next, ptr %xg_next, i64 %group, i64 %token)",
-        "br label %none",
-        "none:",
+        "br label %scale_own",
+        "scale_own:",
         *_store(1),
         "call void @scale_tokens(i64 0, ptr %at, ptr %xg, ptr %tiles0, ptr %sums0, "
         "i64 %tokens, i64 %token)",
-        "%g_third = add i64 %g, 2",
-        "%any = icmp ule i64 %g_third, %last",
         "%at_third = getelementptr i8, ptr %at_next, i64 %record",
     ]
     if kind == "nibble":
         lines += [
+            "%g_third = add i64 %g, 2",
+            "%any = icmp ule i64 %g_third, %last",
             "%codes_third = bitcast ptr %codes to ptr",
             "br i1 %any, label %unpack, label %group_end",
             "unpack:",
