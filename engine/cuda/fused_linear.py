@@ -107,7 +107,7 @@ class _Plain(Product):
         return super().gated(x, norm)
 
     def _are_few(self, x: mx.array) -> bool:
-        few = x.size <= MAX_TOKENS * x.shape[-1]
+        few = 0 < x.size <= MAX_TOKENS * x.shape[-1]
         return few and self._has_kernel and x.dtype == self._rows.dtype
 
     def _takes(self, x: mx.array, norm: RMSNorm) -> bool:

@@ -50,9 +50,29 @@ def by_kernel(
     fits = dim % 32 == 0 and dim <= (_MAX_VECTOR_DIM if vector else _MAX_DIM)
     if q.dtype not in _DTYPES or not same_types or not fits:
         return None
+    rows, tokens, heads, _ = v.shape
+    if beta.shape != (rows, tokens, heads) or (mask is not None and mask.shape != (rows, tokens)):
+        return None
+    if not _shapes_agree(q, k, v, g, state):
+        return None
     if not kernel_works(dim, v.shape[-1], vector, q.dtype):
         return None
     return gated_delta(q, k, v, g, beta, state, mask)
+
+
+def _shapes_agree(q: mx.array, k: mx.array, v: mx.array, g: mx.array, state: mx.array) -> bool:
+    """Whether the shapes are those of ``gated_delta_blocks``: the kernel relies on it."""
+    rows, tokens, key_heads, dim = k.shape
+    heads, value_dim = v.shape[2:]
+    decays = rows, tokens, heads
+    return (
+        tokens > 0
+        and q.shape == k.shape
+        and v.shape[:2] == (rows, tokens)
+        and heads % key_heads == 0
+        and g.shape in (decays, (*decays, dim))
+        and state.shape == (rows, heads, value_dim, dim)
+    )
 
 
 def gated_delta(
@@ -80,6 +100,8 @@ def decayed_by_kernel(
     """As ``decayed``; None for arrays that the kernel does not take, or computes wrong here."""
     dim = q.shape[-1]
     if q.dtype not in _DTYPES or k.dtype != q.dtype or dim % 32 or dim > _MAX_DIM:
+        return None
+    if g.ndim != 3 or not _shapes_agree(q, k, v, g, state):
         return None
     if not decayed_works(dim, v.shape[-1], q.dtype):
         return None
@@ -127,7 +149,8 @@ def _launch(
             *(("KEY_HEADS", key_heads), ("LINES", _LINES)),
             *(("VECTOR", g.ndim == 4), ("DELTA", beta is not None)),
         ],
-        grid=(-(-value_dim // _LINES) * _LINES * 8, rows * heads, 1),
+        # CUDA allows only 65,535 blocks in the other dimensions, and rows may have more heads.
+        grid=(rows * heads * -(-value_dim // _LINES) * _LINES * 8, 1, 1),
         threadgroup=(_LINES * 8, 1, 1),
         output_shapes=[(rows, tokens, heads, value_dim), state.shape],
         output_dtypes=[dtype, mx.float32],

@@ -49,8 +49,10 @@ class Weights(NamedTuple):
     def are_fit(self) -> bool:
         """Whether the kernel can read these weights."""
         step = 512 // self.bits if self.bits else 32
+        added = (array for array in (self.biases, self.bias) if array is not None)
         return (
             self.dtype in DTYPES
+            and all(array.dtype == self.dtype for array in added)
             and self.weight.shape[-2] % 32 == 0
             and self.inputs % step == 0
             and self.bits in (0, 4, 8)
@@ -96,7 +98,7 @@ def _kernel() -> Any:
         name="chairlift_grouped_product",
         input_names=["x", "experts", "weight", "scales", "biases", "bias"],
         output_names=["out"],
-        header=included("grouped_header"),
+        header=included("ptx", "grouped_header"),
         source=included("grouped"),
     )
 

@@ -7,20 +7,26 @@ import os
 import shutil
 from pathlib import Path
 
+from chairlift.cache.pages.page import step_size_below
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.device import memory
-from chairlift.engine.device.limits import max_rows
+from chairlift.engine.device.limits import max_rows, max_step_tokens
 from chairlift.engine.device.profile import DeviceProfile
 from chairlift.engine.errors import ModelError
 
 logger = logging.getLogger(__name__)
+
+# Kernels for CUDA have a block, or several, for each token of a step, with its padding. CUDA allows
+# 65,535 of them in a dimension.
+CUDA_STEP_TOKENS = step_size_below(65_535)
 
 
 def check_settings(config: EngineConfig, profile: DeviceProfile) -> None:
     """Checks the sizes that need no model. Call it before the model is loaded.
 
     Raises:
-        ModelError: a size exceeds the memory that there is; the message names the flag.
+        ModelError: a size exceeds the memory that there is, or a step has more tokens than the
+            device's kernels take; the message names the flag.
     """
     total, free = memory.total_memory(), memory.free_memory()
     caches = (config.kv_memory or 0) + (config.prefix_cache_bytes or 0)
@@ -38,6 +44,13 @@ def check_settings(config: EngineConfig, profile: DeviceProfile) -> None:
         )
     if config.swap_dir is not None:
         _check_disk("--swap-dir-bytes", config.swap_dir_bytes, config.swap_dir)
+    tokens = max_step_tokens(config, profile)
+    if profile.kind == "cuda" and tokens > CUDA_STEP_TOKENS:
+        flag = "--max-rows" if config.max_step_tokens is None else "--max-step-tokens"
+        raise ModelError(
+            f"{flag}: a step would compute {tokens} tokens; on CUDA it computes at most "
+            f"{CUDA_STEP_TOKENS}"
+        )
     cores = os.cpu_count() or 1
     if config.threads is not None and config.threads > cores:
         logger.warning(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 
 import mlx.core as mx
 
 from chairlift.cache.pages.kernels import KeysValues, Scoring
+from chairlift.cache.pages.page import PAGE_TOKENS
 from chairlift.cache.pages.step import ChunkPlace, KindStep, StepSizes, TileTable
 from chairlift.cache.pages.upload import Numbers
 from chairlift.cache.quantized import Quantization
@@ -17,7 +19,7 @@ from chairlift.engine.cuda.paged.chunk_attention import chunk_attention
 from chairlift.engine.cuda.paged.copy_pages import copy_pages
 from chairlift.engine.cuda.paged.latent_attention import latent_attention
 from chairlift.engine.cuda.paged.latent_selftest import latents_right
-from chairlift.engine.cuda.paged.packing import pack
+from chairlift.engine.cuda.paged.packing import pack, packed_words
 from chairlift.engine.cuda.paged.tiles import Form, tile_table
 from chairlift.engine.cuda.paged.token_attention import (
     DIM_MULTIPLE,
@@ -39,7 +41,7 @@ class CudaPages:
         scoring: Scoring,
         quantization: Quantization | None,
     ) -> mx.array:
-        check(*new, quantization)
+        check(queries, new, buffers, scoring, quantization)
         window = scoring.window
         tokens, arrays = step.tokens, step.tokens.arrays
         if quantization is not None:
@@ -79,6 +81,7 @@ class CudaPages:
     ) -> mx.array:
         if not latents_right():
             raise ValueError("the kernel for latent attention does not work here")
+        check_pages(new, buffers, None)
         arrays = step.tokens.arrays
         seen = TokenStep(
             *(step.pages, arrays.owners, arrays.begins), *(step.lengths(None), arrays.stops)
@@ -104,12 +107,57 @@ class CudaPages:
         return copy_pages(buffers, pairs)
 
 
-def check(keys: mx.array, values: mx.array, quantization: Quantization | None) -> None:
-    """Raises ValueError if there is no kernel for the shape or type of keys and values."""
-    dim, value_dim = keys.shape[3], values.shape[3]
+def check(
+    queries: mx.array,
+    new: KeysValues,
+    buffers: KeysValues,
+    scoring: Scoring,
+    quantization: Quantization | None,
+) -> None:
+    """Raises ValueError if there is no kernel for these shapes, types or numbers.
+
+    The kernels rely on it: they would read and write behind the end of an array of another type.
+    """
+    keys, values = new
+    _, key_heads, _, dim = keys.shape
+    tokens, heads, _, query_dim = queries.shape
+    value_dim = values.shape[3]
     differ = dim < value_dim or (dim != value_dim and quantization is not None)
     if keys.shape[:3] != values.shape[:3] or keys.dtype != values.dtype or differ:
         raise ValueError(f"no kernel for keys {keys.shape} and values {values.shape}")
     fits = all(each % DIM_MULTIPLE == 0 and 0 < each <= MAX_DIM for each in (dim, value_dim))
     if keys.dtype not in DTYPES or not fits:
         raise ValueError(f"no kernel for heads of {dim} and {value_dim} numbers, {keys.dtype}")
+    alike = (tokens, query_dim, queries.dtype) == (len(keys), dim, keys.dtype)
+    if not alike or heads % key_heads:
+        raise ValueError(
+            f"no kernel for queries {queries.shape} {queries.dtype} "
+            f"and keys {keys.shape} {keys.dtype}"
+        )
+    check_pages(new, buffers, quantization)
+    check_scoring(scoring, heads)
+
+
+def check_pages(new: KeysValues, buffers: KeysValues, quantization: Quantization | None) -> None:
+    """Raises ValueError if keys and values are of another form than those in the pages."""
+    for array, buffer in zip(new, buffers, strict=True):
+        dim, dtype = array.shape[3], array.dtype
+        if quantization is not None:
+            dim, dtype = packed_words(dim, dtype, quantization), mx.uint32
+        if buffer.shape[1:] != (array.shape[1], PAGE_TOKENS, dim) or buffer.dtype != dtype:
+            raise ValueError(
+                f"no kernel for keys or values {array.shape} {array.dtype} "
+                f"over pages {buffer.shape} {buffer.dtype}"
+            )
+
+
+def check_scoring(scoring: Scoring, heads: int) -> None:
+    """Raises ValueError if there is no kernel for these parameters."""
+    scale, window, sinks, softcap = scoring
+    # A negative factor would make masked scores the largest.
+    if not (0 < scale < math.inf and (softcap is None or 0 < softcap < math.inf)):
+        raise ValueError(f"no kernel for scores times {scale}, with a cap of {softcap}")
+    if window is not None and window < 1:
+        raise ValueError(f"no kernel for a window of {window} tokens")
+    if sinks is not None and sinks.shape != (heads,):
+        raise ValueError(f"no kernel for sinks {sinks.shape} of {heads} heads")

@@ -74,6 +74,8 @@ def _check(queries: mx.array, rotary: mx.array, new: KeysValues) -> None:
     sides = WARPS // _groups(queries.shape[1])
     if (
         any(array.dtype != queries.dtype or array.ndim != 4 for array in arrays)
+        or any(len(array) != len(queries) for array in arrays)
+        or rotary.shape[:3] != queries.shape[:3]
         or queries.dtype not in DTYPES
         or new.keys.shape[1:] != (1, 1, latent)
         or new.values.shape[1:] != (1, 1, own)

@@ -61,6 +61,12 @@ def template_of(quantization: Quantization | None) -> list[tuple[str, int]]:
     return [("GROUP", quantization.group), ("BITS", quantization.bits)]
 
 
+def packed_words(dim: int, dtype: mx.Dtype, quantization: Quantization) -> int:
+    """The numbers, uint32, of a packed row of ``dim`` numbers of a type."""
+    scale_bytes = 2 * dim // quantization.group * dtype.size  # and biases
+    return dim * quantization.bits // 32 + scale_bytes // mx.uint32.size
+
+
 @functools.cache
 def _kernel() -> Any:
     return mx.fast.cuda_kernel(

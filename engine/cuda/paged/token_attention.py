@@ -39,6 +39,13 @@ MAX_HEADS = 8
 # lie up to 15 columns behind the split's begin.
 SPANS = ((256, 256 + 16), (768, 512 + 16))
 MAX_SPAN = 1024 + 16
+# Results of the blocks of a step's tokens take at most this many bytes, half of what
+# ``DeviceProfile.attention_bytes`` keeps free. Steps of 256 rows with 32 heads of 128 numbers reach
+# them if a row has more than 131,072 columns.
+MAX_PARTIAL_BYTES = 1 << 29
+# A token has at most this many blocks for each key head, which are more than any device has
+# processors. With more, a product of theirs with the number of columns could exceed an int.
+MAX_SPLITS = 1024
 
 
 def token_attention(
@@ -77,7 +84,7 @@ def token_attention(
     _compile(queries.dtype, dims, group, sinks is not None, quantization, softcap is not None)
     count = len(queries) if count is None else count
     span = span_of(count * queries.shape[1] // heads_per_block(group))
-    splits = -(-(limit + 16) // span)
+    splits = splits_of(limit, span, count * queries.shape[1] * dims[1])
     return _attend(
         *(queries, new, pool, step, scale, sinks, span, splits, quantization, count, softcap)
     )
@@ -91,6 +98,19 @@ def heads_per_block(group: int, most: int = MAX_HEADS) -> int:
 def span_of(blocks: int) -> int:
     """The most columns of a block, if there are so many ``blocks`` without splits."""
     return next((span for most, span in SPANS if blocks <= most), MAX_SPAN)
+
+
+def splits_of(limit: int, span: int, numbers: int) -> int:
+    """The most blocks that compute a part of one token's columns.
+
+    Args:
+        limit: see ``token_attention``.
+        span: the most columns of a block. If so many blocks are too many, there are fewer, which
+            take more columns each.
+        numbers: those of the step's results, each of which every block has in float32.
+    """
+    fitting = MAX_PARTIAL_BYTES // (numbers * mx.float32.size)
+    return max(1, min(-(-(limit + 16) // span), MAX_SPLITS, fitting))
 
 
 @functools.cache

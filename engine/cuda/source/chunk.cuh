@@ -27,7 +27,8 @@
   const int tokens = min(ROWS / HEADS, tile[2] - first);
   const int position = begin + first, stop = position + tokens;
   const int start = max(0, position - window[0] + 1);  // of the columns that any row sees
-  // The place of the chunk's first token among the step's keys, of DIM numbers, or values, of VALUE.
+  // The place of the chunk's first token among the step's keys, of DIM numbers, or values, of
+  // VALUE.
   const long fresh = (long)tile[0] * key_heads + key_head;
   // The place of a column among those of the pool.
   const auto pooled = [&](int page, int column) {
@@ -200,7 +201,10 @@
         }
       }
       #pragma unroll
-      for (int n = 0; n < VALUE / 8; ++n) { mixed[n][2 * r] *= faded; mixed[n][2 * r + 1] *= faded; }
+      for (int n = 0; n < VALUE / 8; ++n) {
+        mixed[n][2 * r] *= faded;
+        mixed[n][2 * r + 1] *= faded;
+      }
     }
     #pragma unroll
     for (int k = 0; k < COLUMNS / 16; ++k) {

@@ -1,13 +1,16 @@
 // The gated delta rule; without DELTA, each token only decays the state and adds to it.
-// Grid: (tiles of a head's value dimensions, heads of all rows). Eight lanes have one line of the
-// state, the key dimensions of one value dimension; a lane has every eighth four of them.
+// One-dimensional grid: the tiles of each head's value dimensions, head by head, of all rows. Eight
+// lanes have one line of the state, the key dimensions of one value dimension; a lane has every
+// eighth four of them.
   struct alignas(4 * sizeof(T)) Four { T v[4]; };
   constexpr int OWN = DK / 8, DECAYS = VECTOR ? OWN : 1;
   struct Token { float k[OWN], q[OWN], decay[DECAYS], v, beta; };
   const int lane = threadIdx.x % 8, tokens = q_shape[1];
-  const int row = blockIdx.y / HEADS, head = blockIdx.y % HEADS;
+  constexpr int TILES = (DV + LINES - 1) / LINES;
+  const int of_all = blockIdx.x / TILES;  // the head among those of all rows
+  const int row = of_all / HEADS, head = of_all % HEADS;
   const int key_head = head / (HEADS / KEY_HEADS);
-  const int line = blockIdx.x * LINES + threadIdx.x / 8;
+  const int line = blockIdx.x % TILES * LINES + threadIdx.x / 8;
   // Lanes without a line compute the last one too, so that all lanes of a warp meet.
   const int column = min(line, DV - 1);
   const auto load = [&](int t, Token& to) {
@@ -35,7 +38,7 @@
     for (int apart = 1; apart < 8; apart *= 2) all += __shfl_xor_sync(0xffffffff, all, apart);
     return all;
   };
-  const long place = ((long)blockIdx.y * DV + column) * DK + lane * 4;
+  const long place = ((long)of_all * DV + column) * DK + lane * 4;
   float s[OWN];
   #pragma unroll
   for (int i = 0; i < OWN; ++i) s[i] = state[place + i / 4 * 32 + i % 4];

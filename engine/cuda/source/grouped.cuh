@@ -1,5 +1,5 @@
 // Grid: (16 * ROWS rows of the weight, expert).
-  __shared__ float shared[WARPS * 32 * 4];
+  alignas(16) __shared__ float shared[WARPS * 32 * 4];
   const int expert = blockIdx.y, column = blockIdx.x * 16 * ROWS, tokens = x_shape[0];
   const int inputs = x_shape[1], outputs = weight_shape[1];
   int first = 0, last = tokens;
@@ -16,8 +16,8 @@
   };
   for (int start = first; start < last;) {
     const int left = last - start;
-    if (left <= 8) start = block(Number<1>{}, start);
-    else if (left <= 16) start = block(Number<2>{}, start);
-    else if (left <= 32) start = block(Number<4>{}, start);
-    else start = block(Number<8>{}, start);
+    if (left <= 8) start = block(Constant<1>{}, start);
+    else if (left <= 16) start = block(Constant<2>{}, start);
+    else if (left <= 32) start = block(Constant<4>{}, start);
+    else start = block(Constant<8>{}, start);
   }

@@ -1,34 +1,10 @@
-// CUDA source of products of few tokens with the weights of their experts; see ``grouped``.
+// CUDA source of products of few tokens with the weights of their experts; see ``grouped``. ``ptx``
+// comes before it.
 //
 // A warp multiplies 16 or 32 rows of a weight with up to 64 tokens on tensor cores. Weight rows and
 // tokens are read as they lie in memory, 16 bytes a lane: the lanes of a quad take other numbers of
 // a row than the instruction says, but the same ones of a weight row and of a token, so that the
 // sum is the same. The warps of a block each take a part of the rows' numbers.
-template <int N> struct Number { static constexpr int value = N; };
-
-template <typename T> __device__ inline unsigned packed(float low, float high) {
-  const T a = T(low), b = T(high);
-  return reinterpret_cast<const unsigned short&>(a) |
-      (static_cast<unsigned>(reinterpret_cast<const unsigned short&>(b)) << 16);
-}
-
-// Adds 16 rows of 16 numbers, times 16 numbers of 8 tokens.
-template <bool BFLOAT>
-__device__ inline void multiply(
-    float (&sum)[4], unsigned low0, unsigned high0, unsigned low1, unsigned high1,
-    unsigned token0, unsigned token1) {
-  if constexpr (BFLOAT) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-        : "r"(low0), "r"(high0), "r"(low1), "r"(high1), "r"(token0), "r"(token1));
-  } else {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-        : "r"(low0), "r"(high0), "r"(low1), "r"(high1), "r"(token0), "r"(token1));
-  }
-}
 
 // The first of the ascending numbers that is not below a bound.
 template <typename I> __device__ inline int first_from(const I* numbers, int count, int bound) {
@@ -69,8 +45,8 @@ __device__ inline void add_part(
         #pragma unroll
         for (int r = 0; r < ROWS; ++r) {
           const uint4 low = words[r][0], high = words[r][1];
-          multiply<BFLOAT>(sum[r][t], low.x, high.x, low.y, high.y, token.x, token.y);
-          multiply<BFLOAT>(sum[r][t], low.z, high.z, low.w, high.w, token.z, token.w);
+          multiply<BFLOAT>(sum[r][t], {low.x, high.x, low.y, high.y}, token.x, token.y);
+          multiply<BFLOAT>(sum[r][t], {low.z, high.z, low.w, high.w}, token.z, token.w);
         }
       }
     } else {
@@ -100,16 +76,17 @@ __device__ inline void add_part(
               const unsigned q = (word >> ((n + i) * BITS % 32)) & MASK;
               number[i] = fmaf(static_cast<float>(q), scale[r][half], shift[r][half]);
             }
-            pairs[r][half][0] = packed<T>(number[0], number[1]);
-            pairs[r][half][1] = packed<T>(number[2], number[3]);
+            pairs[r][half][0] = rounded<BFLOAT>(number[0], number[1]);
+            pairs[r][half][1] = rounded<BFLOAT>(number[2], number[3]);
           }
         #pragma unroll
         for (int t = 0; t < TILES; ++t) {
           const uint2 token = *reinterpret_cast<const uint2*>(from[t] + k * STEP + n);
           #pragma unroll
           for (int r = 0; r < ROWS; ++r)
-            multiply<BFLOAT>(sum[r][t], pairs[r][0][0], pairs[r][1][0], pairs[r][0][1],
-                             pairs[r][1][1], token.x, token.y);
+            multiply<BFLOAT>(sum[r][t],
+                             {pairs[r][0][0], pairs[r][1][0], pairs[r][0][1], pairs[r][1][1]},
+                             token.x, token.y);
         }
       }
     }
@@ -131,7 +108,7 @@ __device__ inline void product(
     for (int t = 0; t < TILES; ++t) {
       __syncthreads();
       reinterpret_cast<float4*>(shared)[threadIdx.x] =
-          make_float4(sum[r][t][0], sum[r][t][1], sum[r][t][2], sum[r][t][3]);
+          float4{sum[r][t][0], sum[r][t][1], sum[r][t][2], sum[r][t][3]};
       __syncthreads();
       if (warp == (r * TILES + t) % WARPS) {
         float4 all = reinterpret_cast<float4*>(shared)[lane];

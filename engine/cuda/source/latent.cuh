@@ -2,11 +2,11 @@
 // LATENT numbers that are also the values, and of ROTARY more. A token uses as many splits as it
 // needs for ``span`` columns each at most, or all of them; they begin at multiples of COLUMNS.
 //
-// A tile of COLUMNS columns, which lies in one page, passes through shared memory. SIDES warps share
-// 16 heads: each of them computes the scores of its part of the columns, and then, with the scores
-// of all, its part of the values. Rows in shared memory are eight numbers longer than needed, so
-// that the eight rows of a matrix lie in different banks. While one block waits for its columns,
-// another one on the same processor computes. Scores are exponents of two.
+// A tile of COLUMNS columns, which lies in one page, passes through shared memory. SIDES warps
+// share 16 heads: each of them computes the scores of its part of the columns, and then, with the
+// scores of all, its part of the values. Rows in shared memory are eight numbers longer than
+// needed, so that the eight rows of a matrix lie in different banks. While one block waits for its
+// columns, another one on the same processor computes. Scores are exponents of two.
   constexpr float LEAST = -1e30f, NEVER = -3e38f, LOG2_E = 1.4426950408889634f;
   constexpr int THREADS = WARPS * 32, SIDES = WARPS / GROUPS, ROWS = GROUPS * 16;
   constexpr int OWN = COLUMNS / SIDES;  // columns whose scores a warp computes

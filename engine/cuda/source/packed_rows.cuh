@@ -6,9 +6,8 @@ __device__ inline float capped(float score, float factor, float cap) {
   return cap - 2.f * cap / (power(score * factor * TWICE_LOG2_E) + 1.f);  // cap * tanh
 }
 
-// GROUP and BITS are 0 if the pages
-// have the type of the keys; T is that type.
-// The numbers, of the pool's type, that a column of one key head has.
+// The numbers, of the pool's type, that a column of one key head has. GROUP and BITS are 0 if the
+// pages have the type of the keys; T is that type.
 template <typename T, int DIM, int GROUP, int BITS> __device__ constexpr int row_size() {
   if constexpr (BITS == 0) return DIM;
   else return DIM * BITS / 32 + 2 * DIM / GROUP * (int)sizeof(T) / 4;

@@ -3,7 +3,8 @@
 // The emulator of the tests defines EMULATED and has those functions in C++.
 template <typename T> struct alignas(16) Eight { T v[8]; };
 struct alignas(16) Four { unsigned v[4]; };
-template <int N> struct Constant { static constexpr int value = N; };  // a lambda's template argument
+// A template argument of a lambda.
+template <int N> struct Constant { static constexpr int value = N; };
 
 template <typename T> __device__ inline unsigned pair(T low, T high) {
   return reinterpret_cast<unsigned short&>(low) |

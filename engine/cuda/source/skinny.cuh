@@ -9,7 +9,7 @@
 // Grid: (16 * ROWS rows of the weight; half of them are rows of gate and half of up, if GATED). The
 // tokens are at most 8 * TILES.
   constexpr int STEP = 32 * PARTS, TILE = 16 * 8, OWN = GATED ? ROWS / 2 : ROWS;
-  __shared__ float parts[WARPS * ROWS * TILE];
+  alignas(16) __shared__ float parts[WARPS * ROWS * TILE];
   __shared__ float squares[WARPS * TILES * 8];
   const int tokens = x_shape[0], inputs = x_shape[1], outputs = weight_shape[0];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = lane / 4, quad = lane % 4;

@@ -3,8 +3,8 @@
 // arguments.
 //
 // Grid: (split, key head and part of its group, token). A token uses as many splits as it needs for
-// ``span`` columns each at most, or all of them; they begin at multiples of UNIT columns. Scores are exponents of
-// two: log2(e) is part of ``scale``.
+// ``span`` columns each at most, or all of them; they begin at multiples of UNIT columns. Scores
+// are exponents of two: log2(e) is part of ``scale``.
   constexpr float LEAST = -1e30f, NEVER = -3e38f;
   constexpr int UNIT = 16;
   const int key_heads = keys_shape[1];

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Any
 
 import mlx.core as mx
 import pytest
+from emulator.kernels import kernels_of
 from emulator.nvrtc import Compiled, CompiledKernel, folder
 
 from chairlift.cache.pages.kernels import KeysValues
@@ -46,21 +46,11 @@ MAX_REGISTERS = 255
 
 
 @pytest.fixture
-def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Compiled]]:
+def compiled() -> Iterator[list[Compiled]]:
     """The kernels that the test has compiled."""
     done: list[Compiled] = []
-    monkeypatch.setattr(mx.fast, "cuda_kernel", functools.partial(CompiledKernel, done=done))
-    caches: list[Any] = [
-        kept
-        for module in MODULES
-        for kept in vars(module).values()
-        if hasattr(kept, "cache_clear") and kept.__module__ == module.__name__
-    ]
-    for cache in caches:
-        cache.cache_clear()
-    yield done
-    for cache in caches:
-        cache.cache_clear()
+    with kernels_of(functools.partial(CompiledKernel, done=done), *MODULES):
+        yield done
     assert done
     for kernel in done:
         assert 0 < kernel.registers <= MAX_REGISTERS, kernel
@@ -221,7 +211,7 @@ def test_the_gated_delta_rule_compiles(
         gated_delta.decayed(q, q, v, g, state)
 
 
-@pytest.mark.parametrize("bits", [0, 4])
+@pytest.mark.parametrize("bits", [0, 4, 8])
 def test_products_of_experts_compile(bits: int, compiled: list[Compiled]) -> None:
     inputs = 128
     if bits:

@@ -97,6 +97,28 @@ def test_arrays_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(taken) == 3
 
 
+def test_shapes_that_do_not_agree_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel would read behind an array's end; MLX broadcasts, or says what is wrong."""
+    for name in ("kernel_works", "decayed_works"):
+        monkeypatch.setattr(gated_delta, name, lambda *form: True)
+    for name in ("gated_delta", "decayed"):
+        monkeypatch.setattr(gated_delta, name, lambda *arrays: arrays)
+    arguments = _arguments(2, 3, 2, 4, 32, 16, False, mx.float32)
+    decaying = [n for n in range(6) if n != 4]  # all but beta
+    assert gated_delta.by_kernel(*arguments, mx.ones((2, 3), mx.bool_)) is not None
+    assert gated_delta.decayed_by_kernel(*(arguments[n] for n in decaying)) is not None
+    assert gated_delta.by_kernel(*arguments, mx.ones((2, 1), mx.bool_)) is None
+    for changed, array in enumerate(arguments):
+        for axis in range(array.ndim):
+            other = list(arguments)
+            other[changed] = array[tuple([slice(None)] * axis + [slice(1)])]
+            assert gated_delta.by_kernel(*other, None) is None, (changed, axis)
+            if changed in decaying:
+                assert gated_delta.decayed_by_kernel(*(other[n] for n in decaying)) is None
+    nothing = [array[:, :0] for array in arguments[:-1]]
+    assert gated_delta.by_kernel(*nothing, arguments[-1], None) is None
+
+
 def test_without_a_gpu_the_kernel_is_not_used() -> None:
     if mx.default_device() == mx.Device(mx.gpu):
         pytest.skip("needs a machine without a GPU")

@@ -181,6 +181,20 @@ def test_other_shapes_are_refused(shape: Shape, message: str) -> None:
         Case(shape, ((3, 1),)).attend(False)
 
 
+def test_arrays_of_other_tokens_or_heads_are_refused() -> None:
+    case = Case(Shape(4, 128, 32, mx.bfloat16), ((3, 2),))
+    queries, rotary, new = case.queries, case.rotary, case.new
+    for own in (
+        (queries[:1], rotary, new),
+        (queries, rotary[:1], new),
+        (queries, rotary[:, :1], new),
+        (queries, rotary, KeysValues(*(array[:1] for array in new))),
+    ):
+        case.queries, case.rotary, case.new = own
+        with pytest.raises(ValueError, match="no kernel for latent attention"):
+            case.attend(False)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "right"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
 
 import mlx.core as mx
@@ -11,10 +12,15 @@ from emulator.sequences import SCALE, Chunk, Sequences, Shape, shapes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chairlift.cache.pages.kernels import KeysValues, Scoring
+from chairlift.cache.pages.page import PAGE_TOKENS
+from chairlift.cache.pages.step import step_numbers
+from chairlift.cache.pages.upload import HostBuffers, uploaded
 from chairlift.cache.quantized import Quantization
 from chairlift.engine.cuda.paged import token_attention
 from chairlift.engine.cuda.paged.arrays import TokenStep
-from chairlift.engine.cuda.paged.kernels import check
+from chairlift.engine.cuda.paged.kernels import CudaPages, check
+from chairlift.engine.device.profile import CUDA
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++ on Linux")
 
@@ -127,6 +133,33 @@ def test_splits_are_merged(shape: Shape, backwards: bool, monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize(("name", "most"), [("MAX_PARTIAL_BYTES", 40_000), ("MAX_SPLITS", 3)])
+def test_fewer_blocks_take_more_columns_each(
+    name: str, most: int, backwards: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    span_of(monkeypatch, 64)
+    monkeypatch.setattr(token_attention, name, most)
+    inputs = Sequences(Shape(2, 4, 64, mx.bfloat16, sinks=True), [Chunk(700, 1), Chunk(0, 3)])
+    inputs.check(attend(inputs, backwards))
+
+
+@given(
+    tokens=st.integers(1, 70_000),
+    heads=st.integers(1, 128),
+    dim=st.integers(1, 16).map(lambda each: 16 * each),
+    limit=st.integers(1, 1 << 25),
+)
+def test_results_of_blocks_fit_in_the_memory_of_a_step(
+    tokens: int, heads: int, dim: int, limit: int
+) -> None:
+    span = token_attention.span_of(tokens * heads)
+    splits = token_attention.splits_of(limit, span, tokens * heads * dim)
+    assert splits == 1 or 4 * tokens * heads * dim * splits <= CUDA.attention_bytes // 2
+    assert splits * (limit // 16 + 2) < 2**31, "the kernel's product of both"
+
+
+@pytest.mark.slow
 @given(shape=shapes(mx.float32, mx.float16, mx.bfloat16), backwards=st.booleans())
 @settings(max_examples=8, deadline=None)
 def test_any_dimensions(shape: Shape, backwards: bool) -> None:
@@ -141,6 +174,7 @@ def test_any_dimensions(shape: Shape, backwards: bool) -> None:
         (112, 112, mx.float32, None, None),
         (192, 128, mx.float16, None, None),
         (128, 128, mx.bfloat16, Quantization(8, 64), None),
+        (96, 96, mx.float32, Quantization(4, 32), None),
         (72, 72, mx.bfloat16, None, "heads of 72 and 72"),
         (272, 128, mx.bfloat16, None, "heads of 272 and 128"),
         (128, 0, mx.bfloat16, None, "heads of 128 and 0"),
@@ -156,6 +190,56 @@ def test_heads_without_a_kernel_are_refused(
     quantization: Quantization | None,
     message: str | None,
 ) -> None:
-    arrays = (mx.zeros((3, 2, 1, each), dtype) for each in (dim, value_dim))
+    new, pool = (
+        KeysValues(*(mx.zeros((*shape, each), dtype) for each in (dim, value_dim)))
+        for shape in ((3, 2, 1), (9, 2, PAGE_TOKENS))
+    )
+    if quantization:
+        pool = KeysValues(*map(quantization.pack, pool))
     with pytest.raises(ValueError, match=message) if message else nullcontext():
-        check(*arrays, quantization)
+        check(mx.zeros((3, 6, 1, dim), dtype), new, pool, Scoring(0.1), quantization)
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "pages", "dtypes", "scoring", "message"),
+    [
+        ((3, 6, 1, 64), (3, 2, 1, 64), (2, 64, 64), "bbb", Scoring(0.1, 9, mx.zeros(6), 5.0), None),
+        ((3, 6, 1, 64), (3, 2, 1, 64), (2, 64, 64), "fbb", Scoring(0.1), "queries .* and keys"),
+        ((3, 6, 1, 64), (3, 2, 1, 64), (2, 64, 64), "bbf", Scoring(0.1), "over pages"),
+        ((4, 6, 1, 64), (3, 2, 1, 64), (2, 64, 64), "bbb", Scoring(0.1), "queries .* and keys"),
+        ((3, 6, 1, 96), (3, 2, 1, 64), (2, 64, 64), "bbb", Scoring(0.1), "queries .* and keys"),
+        ((3, 5, 1, 64), (3, 2, 1, 64), (2, 64, 64), "bbb", Scoring(0.1), "queries .* and keys"),
+        ((3, 6, 1, 64), (3, 3, 1, 64), (2, 64, 64), "bbb", Scoring(0.1), "over pages"),
+        ((3, 6, 1, 64), (3, 2, 1, 64), (2, 64, 96), "bbb", Scoring(0.1), "over pages"),
+        ((3, 6, 1, 64), (3, 2, 1, 64), (2, 32, 64), "bbb", Scoring(0.1), "over pages"),
+        ((3, 6, 1, 64), (3, 2, 1, 64), (2, 64, 64), "bbb", Scoring(-0.1), "times -0.1"),
+        ((3, 6, 1, 64), (3, 2, 1, 64), (2, 64, 64), "bbb", Scoring(0.0), "times 0.0"),
+        ((3, 6, 1, 64), (3, 2, 1, 64), (2, 64, 64), "bbb", Scoring(math.nan), "times nan"),
+        ((3, 6, 1, 64), (3, 2, 1, 64), (2, 64, 64), "bbb", Scoring(0.1, softcap=0.0), "cap of 0"),
+        ((3, 6, 1, 64), (3, 2, 1, 64), (2, 64, 64), "bbb", Scoring(0.1, 0), "window of 0"),
+        ((3, 6, 1, 64), (3, 2, 1, 64), (2, 64, 64), "bbb", Scoring(0.1, 9, mx.zeros(2)), "sinks"),
+    ],
+)
+def test_numbers_that_the_kernels_do_not_expect_are_refused(
+    queries: tuple[int, ...],
+    keys: tuple[int, ...],
+    pages: tuple[int, ...],
+    dtypes: str,
+    scoring: Scoring,
+    message: str | None,
+) -> None:
+    """A kernel would read behind an array's end, or write to the pages of others."""
+    of_queries, of_keys, of_pages = ({"b": mx.bfloat16, "f": mx.float32}[each] for each in dtypes)
+    new = KeysValues(*[mx.zeros(keys, of_keys)] * 2)
+    buffers = KeysValues(*[mx.zeros((9, *pages), of_pages)] * 2)
+    with pytest.raises(ValueError, match=message) if message else nullcontext():
+        check(mx.zeros(queries, of_queries), new, buffers, scoring, None)
+
+
+def test_queries_of_another_type_never_reach_a_kernel() -> None:
+    inputs = Sequences(Shape(1, 2, 64, mx.bfloat16), [Chunk(3, 1)])
+    numbers = step_numbers(inputs.chunks, [], {None: inputs.lists})
+    (kind,) = numbers.on_device(uploaded(numbers.parts, HostBuffers())).kinds.values()
+    queries = inputs.queries.astype(mx.float32)
+    with pytest.raises(ValueError, match="no kernel for queries"):
+        CudaPages().attend(queries, inputs.new, inputs.pool, kind, Scoring(SCALE), None)

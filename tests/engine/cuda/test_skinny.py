@@ -123,6 +123,20 @@ def test_a_product_is_the_same_whatever_computes_it(
         assert mx.allclose(ours, plain, rtol=0.02, atol=0.02 * mx.abs(plain).max()).item()
 
 
+def test_no_tokens_need_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel would read the last of them."""
+    monkeypatch.setattr(fused_linear, "kernel_works", lambda dtype: True)
+    monkeypatch.setattr(fused_linear, "skinny_product", lambda *_: pytest.fail("launched"))
+    layer, norm = nn.Linear(128, 64, bias=False), nn.RMSNorm(128)
+    for module in (layer, norm):
+        module.set_dtype(mx.bfloat16)
+    product = fuse_linears([layer])
+    assert product is not None
+    x, to = (mx.zeros((0, 1, n), mx.bfloat16) for n in (128, 64))
+    for result in (product(x), product.added(x, to), product.normed(x, norm)):
+        assert result.shape == (0, 1, 64)
+
+
 def test_linear_layers_of_a_model_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(skinny, "kernel_works", lambda dtype: True)
     plain, biased, odd = nn.Linear(128, 64, False), nn.Linear(128, 64), nn.Linear(100, 64, False)

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from chairlift.cache.pages.page import step_size
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.device import memory
-from chairlift.engine.device.impossible import check_model_settings, check_settings
+from chairlift.engine.device.impossible import (
+    CUDA_STEP_TOKENS,
+    check_model_settings,
+    check_settings,
+)
 from chairlift.engine.device.profile import CPU, CUDA, METAL
 from chairlift.engine.errors import ModelError
 
@@ -55,6 +61,28 @@ def test_a_size_is_refused_above_the_memory_and_warned_about_above_the_free(
 def test_caches_are_refused_together() -> None:
     with pytest.raises(ModelError, match="--kv-memory and --prefix-cache-bytes together"):
         check_settings(EngineConfig(kv_memory=15 << 30, prefix_cache_bytes=15 << 30), CPU)
+
+
+@pytest.mark.parametrize(
+    ("fields", "flag"),
+    [
+        ({"max_step_tokens": CUDA_STEP_TOKENS}, None),
+        ({"max_step_tokens": CUDA_STEP_TOKENS + 1}, "--max-step-tokens"),
+        ({"max_step_tokens": 131_072, "max_rows": 9}, "--max-step-tokens"),
+        ({"max_rows": 57_000}, "--max-rows"),
+    ],
+)
+def test_steps_of_more_tokens_than_cuda_launches_are_refused(
+    fields: dict[str, int], flag: str | None
+) -> None:
+    assert step_size(CUDA_STEP_TOKENS) < 2**16 <= step_size(CUDA_STEP_TOKENS + 1)
+    config = EngineConfig(**fields)
+    for profile in (CPU, METAL):
+        check_settings(config, profile)
+    with (
+        pytest.raises(ModelError, match=f"{flag}: a step would compute") if flag else nullcontext()
+    ):
+        check_settings(config, CUDA)
 
 
 def test_threads_above_the_cores_are_warned_about(caplog: pytest.LogCaptureFixture) -> None:

@@ -27,10 +27,12 @@ struct __half {
 };
 
 struct float4 { float x, y, z, w; };
+struct uint2 { unsigned x, y; };
 struct uint4 { unsigned x, y, z, w; };
 
 #define DYNAMIC_SHARED(name, bytes) __shared__ uint4 name[(bytes) / 16];
 
+float rsqrtf(float x) { return 1.f / sqrtf(x); }
 void __threadfence() {}
 template <typename T> T __ldcg(const T* from) { return *from; }
 int atomicAdd(int* to, int number) {

@@ -9,8 +9,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -37,25 +37,36 @@ TYPES = {
     mx.int32: "int",
     mx.uint32: "unsigned",
 }
+# CUDA's limits of a grid's blocks and of a block's threads, in each dimension.
+MAX_BLOCKS, MAX_THREADS = (2**31 - 1, 2**16 - 1, 2**16 - 1), (1024, 1024, 64)
 OUTCOMES = ("", "threads wait for others that never come", "lanes meet in different calls")
 
 
 @contextmanager
-def emulated(module: ModuleType, backwards: bool) -> Iterator[None]:
-    """Lets the kernels that ``module`` makes, and caches, run on the CPU.
+def kernels_of(make: Callable[..., Kernel], *modules: ModuleType) -> Iterator[None]:
+    """Lets the kernels of ``modules`` be made by ``make``, in place of ``mx.fast.cuda_kernel``.
 
     Args:
-        module: has functions ``_kernel`` and perhaps ``counters`` and ``_compile``, all cached.
+        modules: their cached functions forget what they know before and after.
+    """
+    kept = [each for module in modules for each in vars(module).values()]
+    caches: list[Any] = [each for each in kept if hasattr(each, "cache_clear")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mx.fast, "cuda_kernel", make)
+        for cache in caches:
+            cache.cache_clear()
+        yield
+        for cache in caches:
+            cache.cache_clear()
+
+
+def emulated(module: ModuleType, backwards: bool) -> AbstractContextManager[None]:
+    """A context in which the kernels of ``module`` run on the CPU.
+
+    Args:
         backwards: the order of blocks and warps, and when copies complete; see ``emulator.h``.
     """
-    caches = [getattr(module, name, None) for name in ("_kernel", "counters", "_compile")]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            mx.fast, "cuda_kernel", functools.partial(EmulatedKernel, backwards=backwards)
-        )
-        _clear(caches)
-        yield
-        _clear(caches)
+    return kernels_of(functools.partial(EmulatedKernel, backwards=backwards), module)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +90,15 @@ class Kernel:
         output_shapes: Sequence[Sequence[int]],
         output_dtypes: Sequence[mx.Dtype],
     ) -> list[mx.array]:
-        """Launches the kernel."""
+        """Launches the kernel.
+
+        Raises:
+            RuntimeError: CUDA allows no such launch.
+        """
+        blocks = [-(-size // width) for size, width in zip(grid, threadgroup, strict=True)]
+        sizes = [*zip(blocks, MAX_BLOCKS, strict=True), *zip(threadgroup, MAX_THREADS, strict=True)]
+        if any(not 0 < size <= most for size, most in sizes) or max(grid) >= 2**31:
+            raise RuntimeError(f"{self.name}: a grid of {blocks} blocks of {threadgroup} threads")
         outputs = list(zip(map(tuple, output_shapes), output_dtypes, strict=True))
         return self.launch(list(inputs), constants(template), grid, threadgroup, outputs)
 
@@ -189,12 +208,6 @@ extern "C" __attribute__((visibility("default"))) int launch(
   return launch(grid, block, backwards, kernel, nullptr);
 }}
 """
-
-
-def _clear(caches: Sequence[Any]) -> None:
-    for cache in caches:
-        if cache is not None:
-            cache.cache_clear()
 
 
 def _memory(array: mx.array) -> tuple[int, list[int]]:
