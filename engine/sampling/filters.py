@@ -12,15 +12,15 @@ from collections.abc import Callable
 import mlx.core as mx
 
 from chairlift.engine.sampling.host_filters import SMALLEST, host_thresholds
+from chairlift.engine.sampling.top import largest
 
 # The bits of non-negative floats, read as integers, have the order of the floats, so the search
 # bisects integers. A halving for top_p sums the vocabulary, so top_p stops at a relative precision
 # of 4e-6. A halving for top_k only counts, so top_k continues to the last bit.
 TOP_P_HALVINGS = 22
 TOP_K_HALVINGS = 29
-# A top_k of at most this is small; each of these tokens is in one of as many blocks.
+# With a top_k of at most this in every row, the largest weights are sorted.
 SMALL_TOP_K = 128
-_BLOCK = 64
 
 
 def thresholds(
@@ -102,16 +102,8 @@ def small_thresholds(
     min_p: mx.array | None,
     largest_k: int,
 ) -> mx.array:
-    """As ``thresholds``, lazily, with a top_k from 1 to ``largest_k`` in every row.
-
-    The largest weights are in the blocks of the vocabulary with the largest maxima, and only those
-    blocks are sorted.
-    """
-    rows, vocabulary = weights.shape
-    blocks = mx.pad(weights, [(0, 0), (0, -vocabulary % _BLOCK)]).reshape(rows, -1, _BLOCK)
-    best = mx.argpartition(-blocks.max(axis=-1), min(largest_k, blocks.shape[1]) - 1, axis=-1)
-    chosen = mx.take_along_axis(blocks, best[:, :largest_k, None], axis=1).reshape(rows, -1)
-    ordered = -mx.sort(-chosen, axis=-1)[:, :largest_k]
+    """As ``thresholds``, lazily, with a top_k from 1 to ``largest_k`` in every row."""
+    _, ordered = largest(weights, min(largest_k, weights.shape[1]))
     last = mx.minimum(top_k.astype(mx.int32), ordered.shape[1]) - 1
     minimum = mx.maximum(mx.take_along_axis(ordered, last, axis=-1), SMALLEST)
     if top_p is not None:

@@ -16,6 +16,7 @@ from chairlift.engine.sampling.draw import sample_categorical
 from chairlift.engine.sampling.filters import SMALL_TOP_K, halved_thresholds, small_thresholds
 from chairlift.engine.sampling.host_filters import host_thresholds
 from chairlift.engine.sampling.sampler import Sampler, SamplerRow
+from chairlift.engine.sampling.top import largest
 
 VOCABULARY = 60
 
@@ -233,3 +234,24 @@ def test_logprobs_are_those_of_the_raw_logits() -> None:
     order = np.argsort(-expected[0])[:3]
     assert logprobs.values.top_ids.tolist()[0] == order.tolist()
     assert logprobs.values.top.tolist()[0] == pytest.approx(expected[0, order].tolist(), abs=1e-5)
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    rows=st.integers(1, 4),
+    length=st.sampled_from([1, 7, 64, 65, 300, 2000]),
+    share=st.floats(0, 1),
+    ties=st.booleans(),
+)
+def test_the_largest_numbers_of_rows(
+    seed: int, rows: int, length: int, share: float, ties: bool
+) -> None:
+    numbers = np.random.default_rng(seed).normal(0, 3, (rows, length)).astype(np.float32)
+    if ties:
+        numbers = np.round(numbers)
+    numbers[0, : length // 2] = -np.inf
+    k = 1 + int(share * (length - 1))
+    places, values = map(np.array, largest(mx.array(numbers), k))
+    assert values.tolist() == (-np.sort(-numbers, axis=1)[:, :k]).tolist()
+    assert np.take_along_axis(numbers, places.astype(np.int64), 1).tolist() == values.tolist()
+    assert all(len(set(row)) == k for row in places.tolist())
