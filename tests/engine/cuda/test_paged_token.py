@@ -153,7 +153,7 @@ def test_fewer_blocks_take_more_columns_each(
 def test_results_of_blocks_fit_in_the_memory_of_a_step(
     tokens: int, heads: int, dim: int, limit: int
 ) -> None:
-    span = token_attention.span_of(tokens * heads)
+    span = token_attention.span_of(tokens * heads, token_attention.SPANS)
     splits = token_attention.splits_of(limit, span, tokens * heads * dim)
     assert splits == 1 or 4 * tokens * heads * dim * splits <= CUDA.attention_bytes // 2
     assert splits * (limit // 16 + 2) < 2**31, "the kernel's product of both"
