@@ -15,6 +15,7 @@ import mlx.core as mx
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 from chairlift.engine.cuda.grouped import Weights, grouped_product
+from chairlift.engine.model.dequantize import float_type
 from chairlift.engine.model.trials.trial import Trial, within_largest
 
 log = logging.getLogger(__name__)
@@ -70,15 +71,15 @@ class UnsortedSwitchLinear(SwitchLinear):  # type: ignore[misc]
 
 def install(model: Any) -> None:
     """Replaces mlx-lm's layers of experts."""
-    replaced = 0
+    replaced, dtype = 0, float_type(model)
     for module in model.modules():
         if type(module) not in (SwitchLinear, QuantizedSwitchLinear):
             continue
-        weights = weights_of(module)
+        weights = weights_of(module, dtype)
         if (
             weights is not None
             and weights.are_fit
-            and kernel_works(weights.bits, weights.group, weights.dtype)
+            and kernel_works(weights.bits, weights.group, weights.mode, weights.dtype)
         ):
             plain = type(module) is SwitchLinear
             module.sorted_product = SortedProduct(weights)
@@ -90,19 +91,23 @@ def install(model: Any) -> None:
         log.info("layers of experts with one product for all: %d", replaced)
 
 
-def weights_of(layer: Any) -> Weights | None:
-    """The weights of a layer of experts; None if their quantization is another than affine."""
+def weights_of(layer: Any, dtype: mx.Dtype) -> Weights | None:
+    """The weights of a layer of experts; None if each expert has a scale of its own (nvfp4).
+
+    ``dtype`` is the model's type.
+    """
     bias = layer.get("bias")
     if type(layer) is SwitchLinear:
         return Weights(layer.weight, bias=bias)
-    if layer.mode != "affine":
+    if layer.get("global_scale") is not None:
         return None
     arrays = layer.weight, layer.scales, layer.get("biases")
-    return Weights(*arrays, layer.bits, layer.group_size, bias)
+    own = None if layer.mode == "affine" else dtype
+    return Weights(*arrays, layer.bits, layer.group_size, bias, layer.mode, own)
 
 
 @functools.cache
-def kernel_works(bits: int, group: int, dtype: mx.Dtype) -> bool:
+def kernel_works(bits: int, group: int, mode: str, dtype: mx.Dtype) -> bool:
     """Whether the kernel computes what a product for each token does, with such weights."""
     if not hasattr(mx, "cuda") or not mx.cuda.is_available():
         return False
@@ -115,9 +120,12 @@ def kernel_works(bits: int, group: int, dtype: mx.Dtype) -> bool:
     x = mx.random.normal((tokens, inputs), dtype, scale=0.02, key=keys[2])
     weights, plain = Weights(weight, bias=bias), weight
     if bits:
-        packed, scales, biases = mx.quantize(weight, group, bits)
-        weights = Weights(packed, scales, biases, bits, group, bias)
-        plain = mx.dequantize(packed, scales, biases, group, bits)
+        form: dict[str, Any] = {"group_size": group, "bits": bits, "mode": mode}
+        packed, scales, *biases = mx.quantize(weight, **form)
+        own_type = None if mode == "affine" else dtype
+        added = biases[0] if biases else None
+        weights = Weights(packed, scales, added, bits, group, bias, mode, own_type)
+        plain = mx.dequantize(packed, scales, added, dtype=dtype, **form)
     return _TRIAL.passes(
         lambda: mx.stack([x[n] @ plain[e].T + bias[e] for n, e in enumerate(own)]),
         lambda: grouped_product(x, mx.array(own, mx.uint32), weights),

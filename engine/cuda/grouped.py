@@ -16,6 +16,10 @@ from chairlift.engine.cuda.source import included
 
 _WARPS = 4
 DTYPES = (mx.bfloat16, mx.float16)
+# MLX's quantizations, in the order of ``grouped_header.cuh``, and the bits and groups of those that
+# are not affine.
+MODES = ("affine", "mxfp4", "mxfp8", "nvfp4")
+FORMS = {"mxfp4": (4, 32), "mxfp8": (8, 32), "nvfp4": (4, 16)}
 
 
 class Weights(NamedTuple):
@@ -23,9 +27,12 @@ class Weights(NamedTuple):
 
     Attributes:
         weight: ``[experts, outputs, inputs]``; if quantized, packed uint32.
-        scales, biases: ``[experts, outputs, inputs / group]``; None if not quantized.
-        bits, group: of the affine quantization; 0 and 0 if not quantized.
+        scales, biases: ``[experts, outputs, inputs / group]``; None if not quantized. Only affine
+            weights have biases.
+        bits, group: of the quantization; 0 and 0 if not quantized.
         bias: ``[experts, outputs]``, added to the products, or None.
+        mode: of the quantization, one of MODES.
+        float_type: the type of tokens and products, if the scales are integers; else None.
     """
 
     weight: mx.array
@@ -34,6 +41,8 @@ class Weights(NamedTuple):
     bits: int = 0
     group: int = 0
     bias: mx.array | None = None
+    mode: str = "affine"
+    float_type: mx.Dtype | None = None
 
     @property
     def inputs(self) -> int:
@@ -43,21 +52,29 @@ class Weights(NamedTuple):
     @property
     def dtype(self) -> mx.Dtype:
         """The type of tokens and products."""
+        if self.float_type is not None:
+            return self.float_type
         return self.weight.dtype if self.scales is None else self.scales.dtype
 
     @property
     def are_fit(self) -> bool:
         """Whether the kernel can read these weights."""
-        step = 512 // self.bits if self.bits else 32
         added = (array for array in (self.biases, self.bias) if array is not None)
         return (
             self.dtype in DTYPES
             and all(array.dtype == self.dtype for array in added)
             and self.weight.shape[-2] % 32 == 0
-            and self.inputs % step == 0
-            and self.bits in (0, 4, 8)
-            and (self.bits == 0 or (self.group >= 32 and self.biases is not None))
+            and self._has_known_form
         )
+
+    @property
+    def _has_known_form(self) -> bool:
+        if not self.bits:
+            return self.inputs % 32 == 0
+        whole = self.inputs % max(self.group, 128 // self.bits) == 0
+        if self.mode == "affine":
+            return whole and self.bits in (4, 8) and self.group >= 32 and self.biases is not None
+        return whole and FORMS.get(self.mode) == (self.bits, self.group)
 
 
 def grouped_product(x: mx.array, experts: mx.array, weights: Weights) -> mx.array:
@@ -82,6 +99,7 @@ def grouped_product(x: mx.array, experts: mx.array, weights: Weights) -> mx.arra
         template=[
             *(("T", x.dtype), ("BFLOAT", x.dtype == mx.bfloat16), ("ONE", count == 1)),
             *(("BITS", weights.bits), ("GROUP", max(1, weights.group))),
+            ("MODE", MODES.index(weights.mode)),
             *(("BIAS", weights.bias is not None), ("WARPS", _WARPS), ("ROWS", rows)),
         ],
         grid=(outputs // (16 * rows) * _WARPS * 32, count, 1),

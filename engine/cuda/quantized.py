@@ -40,9 +40,7 @@ class QuantizedWeight:
     """One weight ``[outputs, inputs]``, affine or of another of MLX's modes.
 
     Attributes:
-        is_affine: the mode is affine.
-        dtype: of the dequantized weight. Only affine weights have a type of their own; ``install``
-            gives others the model's.
+        stacked: the weight as that of a single expert.
 
     Args:
         layer: a quantized layer of MLX with the same quantization.
@@ -54,16 +52,30 @@ class QuantizedWeight:
     ) -> None:
         self._arrays = weight, scales, biases
         self._form = {"group_size": layer.group_size, "bits": layer.bits, "mode": layer.mode}
-        self.is_affine = layer.mode == "affine"
-        self.dtype = scales.dtype if self.is_affine else mx.bfloat16
-        self._dequantized: mx.array | None = None
+        # Only affine weights have a type of their own.
+        self._is_affine = layer.mode == "affine"
         stacked = None if biases is None else biases[None]
-        self.stacked = Weights(weight[None], scales[None], stacked, layer.bits, layer.group_size)
-        self._has_kernel = (
-            self.is_affine
-            and self.stacked.are_fit
-            and kernel_works(layer.bits, layer.group_size, scales.dtype)
+        self.stacked = Weights(
+            *(weight[None], scales[None], stacked, layer.bits, layer.group_size),
+            mode=layer.mode,
+            float_type=None if self._is_affine else mx.bfloat16,
         )
+        self._dequantized: mx.array | None = None
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        """The type of the dequantized weight."""
+        return self.stacked.dtype
+
+    def set_model_type(self, dtype: mx.Dtype) -> None:
+        """Sets the type of the dequantized weight, unless the weight has a type of its own."""
+        if not self._is_affine:
+            self.stacked = self.stacked._replace(float_type=dtype)
+
+    @property
+    def _has_kernel(self) -> bool:
+        form = self.stacked
+        return form.are_fit and kernel_works(form.bits, form.group, form.mode, form.dtype)
 
     @property
     def dequantized_bytes(self) -> int:
@@ -138,8 +150,7 @@ def install(model: Any, fused: Sequence[Any], spare_bytes: int) -> None:
             products.append(module.product)
     dtype = float_type(model)
     for product in products:
-        if not product.is_affine:
-            product.dtype = dtype
+        product.set_model_type(dtype)
     size = sum(product.dequantized_bytes for product in products)
     if not size:
         return
@@ -152,19 +163,25 @@ def install(model: Any, fused: Sequence[Any], spare_bytes: int) -> None:
 
 
 @functools.cache
-def kernel_works(bits: int, group: int, dtype: mx.Dtype) -> bool:
+def kernel_works(bits: int, group: int, mode: str, dtype: mx.Dtype) -> bool:
     """Whether the kernel computes what MLX's own operations do, with such weights."""
     if not hasattr(mx, "cuda") or not mx.cuda.is_available():
         return False
     keys = mx.random.split(mx.random.key(bits))
     weight = mx.random.normal((96, 1024), dtype, key=keys[0])
-    packed, scales, biases = mx.quantize(weight, group, bits)
-    one = Weights(packed[None], scales[None], biases[None], bits, group)
+    form: dict[str, Any] = {"group_size": group, "bits": bits, "mode": mode}
+    packed, scales, *rest = mx.quantize(weight, **form)
+    biases = rest[0] if rest else None
+    one = Weights(
+        *(packed[None], scales[None], None if biases is None else biases[None], bits, group),
+        mode=mode,
+        float_type=dtype if biases is None else None,
+    )
     if not one.are_fit:
         return False
     x = mx.random.normal((71, 1024), dtype, scale=0.02, key=keys[1])
     return _TRIAL.passes(
-        lambda: x @ mx.dequantize(packed, scales, biases, group, bits).T,
+        lambda: x @ mx.dequantize(packed, scales, biases, dtype=dtype, **form).T,
         lambda: grouped_product(x, _one_expert(), one),
     )
 

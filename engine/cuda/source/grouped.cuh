@@ -9,7 +9,7 @@
   }
   const T* added = BIAS ? bias : nullptr;
   const auto block = [&](auto tiles, int start) {
-    product<T, BFLOAT, BITS, GROUP, WARPS, ROWS, decltype(tiles)::value>(
+    product<MODE, BFLOAT, BITS, GROUP, WARPS, ROWS, decltype(tiles)::value>(
         shared, inputs, outputs, x, weight, scales, biases, added, out, expert, column, start,
         last);
     return start + 8 * decltype(tiles)::value;

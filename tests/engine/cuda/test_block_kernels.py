@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.engine.on_cuda import split_heads as expected_heads
 
 from chairlift.engine.cuda import grouped, heads, low_rank
-from chairlift.engine.cuda.grouped import Weights, grouped_product
+from chairlift.engine.cuda.grouped import FORMS, Weights, grouped_product
 from chairlift.engine.cuda.heads import HeadNorms, Heads, split_heads, swiglu
 from chairlift.engine.cuda.low_rank import add_low_rank
 
@@ -117,21 +117,27 @@ def _check_products(
     dtype: mx.Dtype,
     with_bias: bool = True,
     backwards: bool = False,
+    inputs: int = INPUTS,
+    mode: str = "affine",
 ) -> None:
     """Asserts the product of so many tokens of each expert."""
     keys = mx.random.split(mx.random.key(sum(counts)), 3)
-    shape = (len(counts), OUTPUTS, INPUTS)
-    plain = mx.random.normal(shape, dtype, scale=INPUTS**-0.5, key=keys[0])
+    shape = (len(counts), OUTPUTS, inputs)
+    plain = mx.random.normal(shape, dtype, scale=inputs**-0.5, key=keys[0])
     bias = mx.random.normal(shape[:2], dtype, key=keys[1]) if with_bias else None
     weights = Weights(plain, bias=bias)
-    if bits:
+    if mode != "affine":
+        packed, scales = mx.quantize(plain, mode=mode)
+        weights = Weights(packed, scales, None, bits, group, bias, mode, dtype)
+        plain = mx.dequantize(packed, scales, mode=mode, dtype=dtype)
+    elif bits:
         packed, scales, biases = mx.quantize(plain, group, bits)
         weights = Weights(packed, scales, biases, bits, group, bias)
         # Rounded once, as the kernel does it.
         exact = (array.astype(mx.float32) for array in (scales, biases))
         plain = mx.dequantize(packed, *exact, group, bits).astype(dtype)
     assert weights.are_fit
-    x = mx.random.normal((sum(counts), INPUTS), dtype, key=keys[2])
+    x = mx.random.normal((sum(counts), inputs), dtype, key=keys[2])
     own = mx.array(np.repeat(np.arange(len(counts)), counts).astype(np.uint32))
     with emulated(grouped, backwards):
         actual = grouped_product(x, own, weights)
@@ -153,6 +159,40 @@ def test_each_token_gets_the_product_of_its_expert(
     """A single expert, experts without tokens, and tokens that do not fill a tile."""
     for backwards in (False, True):
         _check_products(counts, bits, group, dtype, with_bias=len(counts) > 1, backwards=backwards)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
+@pytest.mark.parametrize("mode", [*FORMS, "affine"])
+@pytest.mark.parametrize("inputs", [32, 256, 288, 960])
+def test_weights_of_small_floats_and_rows_of_any_length(
+    mode: str, inputs: int, dtype: mx.Dtype
+) -> None:
+    """Also rows whose length is no multiple of what a warp reads at once, as gpt-oss has."""
+    bits, group = FORMS.get(mode, (4, 32))
+    for backwards in (False, True):
+        _check_products([9, 0, 20, 1], bits, group, dtype, True, backwards, inputs, mode)
+    _check_products([5], bits, group, dtype, False, False, inputs, mode)
+
+
+@pytest.mark.parametrize("mode", FORMS)
+def test_all_codes_of_small_floats(mode: str) -> None:
+    """Each code of a weight, with scales of all sizes that a model has, is read as MLX reads it."""
+    bits, group = FORMS[mode]
+    numbers = np.arange(256, dtype=np.uint8)
+    if mode == "mxfp8":
+        numbers[[127, 255]] = 0  # NaN
+    codes = numbers if bits == 8 else (numbers[::2] & 15) | (numbers[1::2] & 15) << 4
+    packed = mx.array(np.tile(codes, (1, 32, 1)).view(np.uint32))
+    first = 1 if mode == "nvfp4" else 110
+    places = np.arange(32 * 256 // group).reshape(1, 32, -1)
+    scales = mx.array(first + places % 32, mx.uint8)
+    weights = Weights(packed, scales, None, bits, group, None, mode, mx.bfloat16)
+    assert weights.are_fit
+    with emulated(grouped, False):
+        actual = grouped_product(mx.eye(256, dtype=mx.bfloat16), mx.zeros((1,), mx.uint32), weights)
+    expected = mx.dequantize(packed[0], scales[0], mode=mode, dtype=mx.bfloat16)
+    assert mx.array_equal(actual.T, expected).item()
 
 
 @pytest.mark.slow

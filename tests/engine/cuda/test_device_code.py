@@ -16,7 +16,7 @@ from chairlift.cache.pages.page import PAGE_TOKENS
 from chairlift.cache.pages.step import ChunkPlace
 from chairlift.cache.quantized import Quantization
 from chairlift.engine.cuda import gated_delta, grouped, heads, low_rank, sampling, skinny
-from chairlift.engine.cuda.grouped import Weights, grouped_product
+from chairlift.engine.cuda.grouped import FORMS, Weights, grouped_product
 from chairlift.engine.cuda.heads import HeadNorms, Heads, split_heads, swiglu
 from chairlift.engine.cuda.low_rank import add_low_rank
 from chairlift.engine.cuda.paged import (
@@ -223,6 +223,20 @@ def test_products_of_experts_compile(bits: int, compiled: list[Compiled]) -> Non
         weights = Weights(_numbers(2, 64, inputs))
     assert weights.are_fit
     grouped_product(_numbers(3, inputs), _numbers(3, dtype=mx.uint32), weights)
+
+
+@pytest.mark.parametrize("mode", FORMS)
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
+def test_products_of_small_floats_compile(
+    mode: str, dtype: mx.Dtype, compiled: list[Compiled]
+) -> None:
+    bits, group = FORMS[mode]
+    for experts in (1, 2):
+        words = _numbers(experts, 64, 32 * bits // 32, dtype=mx.uint32)
+        scales = _numbers(experts, 64, 32 // group, dtype=mx.uint8)
+        weights = Weights(words, scales, None, bits, group, None, mode, dtype)
+        assert weights.are_fit
+        grouped_product(_numbers(3, 32, dtype=dtype), _numbers(3, dtype=mx.uint32), weights)
 
 
 @pytest.mark.parametrize("outputs", [4096, 6144, 8192, 24576])

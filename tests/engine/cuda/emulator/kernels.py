@@ -36,6 +36,7 @@ TYPES = {
     mx.bfloat16: "__nv_bfloat16",
     mx.int32: "int",
     mx.uint32: "unsigned",
+    mx.uint8: "unsigned char",
 }
 # CUDA's limits of a grid's blocks and of a block's threads, in each dimension.
 MAX_BLOCKS, MAX_THREADS = (2**31 - 1, 2**16 - 1, 2**16 - 1), (1024, 1024, 64)
@@ -212,7 +213,9 @@ extern "C" __attribute__((visibility("default"))) int launch(
 
 def _memory(array: mx.array) -> tuple[int, list[int]]:
     """Address of an evaluated array's own memory, and its strides in elements."""
-    wide = np.array(array.view({2: mx.uint16, 4: mx.uint32}[array.itemsize]), copy=False)
+    wide = np.array(
+        array.view({1: mx.uint8, 2: mx.uint16, 4: mx.uint32}[array.itemsize]), copy=False
+    )
     return wide.ctypes.data, [stride // array.itemsize for stride in wide.strides]
 
 

@@ -34,7 +34,6 @@ _SHORT_PREAMBLE = """
 namespace cooperative_groups {}
 #define inf __int_as_float(0x7f800000)
 """
-_SIGNATURE_TYPES = TYPES | {mx.uint8: "unsigned char"}
 
 
 class Compiled(NamedTuple):
@@ -68,12 +67,12 @@ class CompiledKernel(Kernel):
     ) -> list[mx.array]:
         parameters = []
         for name, array in zip(self.input_names, inputs, strict=True):
-            parameters.append(f"const {_SIGNATURE_TYPES[array.dtype]}* {name}")
+            parameters.append(f"const {TYPES[array.dtype]}* {name}")
             for part, kind in (("shape", "int"), ("strides", "long")):
                 if f"{name}_{part}" in self.source:
                     parameters.append(f"const __grid_constant__ Several<{kind}> {name}_{part}")
         for name, (_, dtype) in zip(self.output_names, outputs, strict=True):
-            parameters.append(f"{_SIGNATURE_TYPES[dtype]}* {name}")
+            parameters.append(f"{TYPES[dtype]}* {name}")
         source = f"""
 template <typename T> struct Several {{
   T numbers[8];
