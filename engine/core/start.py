@@ -148,7 +148,7 @@ def serve_loaded(
     core = EngineCore(
         *(model, limits, prefix_bytes, store, swap, compiler, background, ranks.journal),
         propose=partial(proposers, config=config.speculative),
-        prefix_drafts=config.speculative is not None and config.speculative.method == "ngram",
+        prefix_drafts=config.speculative is not None and config.speculative.looks_up,
         draft_model=None if draft_model is None else draft_model.prepared,
         buffers=buffers,
         dispatcher=dispatcher,

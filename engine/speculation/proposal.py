@@ -174,7 +174,6 @@ def proposers(request: Submit, config: SpeculativeConfig | None = None) -> list[
         config: None proposes only what the request brings along.
     """
     found: list[Proposer] = [PredictionProposer(request.prediction)] if request.prediction else []
-    if config is not None and config.method == "ngram":
-        lengths = config.prompt_lookup_min, config.prompt_lookup_max
-        found.append(NgramProposer(*lengths, request.prompt))
+    if config is not None and config.looks_up:
+        found.append(NgramProposer(*config.match_lengths, request.prompt))
     return found

@@ -149,7 +149,7 @@ def test_a_long_text_delays_no_step_however_many_choices_have_it(kind: str) -> N
     )
     rows = [Sequence("0", [*prompt, 3], 9, prompt_tokens=len(prompt)) for _ in range(choices)]
     speculator.drafts(rows[:1], _all)
-    width = SpeculativeConfig().prompt_lookup_min
+    width = SpeculativeConfig().match_lengths[0]
     assert text.count <= width * MAX_INDEXED + 100
     for _ in range(4):
         speculator.drafts(rows, _all)
