@@ -21,7 +21,7 @@ from chairlift.engine.hub.source import resolve
 from chairlift.engine.messages import SamplingParams, Submit
 from chairlift.engine.messages.speculative_config import SpeculativeConfig
 from chairlift.engine.model import attention
-from chairlift.engine.speculation import draft_model
+from chairlift.engine.speculation import draft_model as draft_model_module
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
 TOKENS, REQUESTS = 18, 8
@@ -93,11 +93,43 @@ def test_a_model_on_the_host_drafts_for_itself() -> None:
 
 
 def test_long_prompts_reach_the_draft_model_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draft_model, "MAX_CATCH_UP", 15)
+    monkeypatch.setattr(draft_model_module, "MAX_CATCH_UP", 15)
     bench = Bench(_model("llama", 6), draft=5, draft_model=_model("llama", 6))
     verify_any(bench.core)
     assert _serve(bench, 0.0, longest=60) == _without_drafts("llama", 0.0, longest=60)
     assert sum(sum(stats.accepted_tokens) for stats in bench.stats) > 10
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_the_caches_of_a_draft_model_keep_to_the_memory(kind: TinyKind) -> None:
+    """Many short rows and a long one had taken the product of both, many times the memory."""
+    requests = [(f"short {number}", 2 + number, 40) for number in range(12)]
+    requests += [("long", 300, 30), ("longer", 600, 30), ("last", 3, 30)]
+    served: list[list[list[int]]] = []
+    size = Bench(_model(kind, 6)).core.limits.bytes_alone(900)
+    for draft_model in (None, _model(kind, 6)):
+        bench = Bench(
+            _model(kind, 6), rows=12, tokens=200, draft=5, draft_model=draft_model, kv=size
+        )
+        verify_any(bench.core)
+        limits, drafter = bench.core.limits, bench.core.speculator._drafter
+        most = limits.kv_bytes // limits.geometry.bytes_per_token
+        sizes: set[tuple[int, int]] = set()
+        for name, length, count in requests:
+            bench.submit(name, [3 + number * 7 % 60 for number in range(length)], count)
+        while not bench.core.idle:
+            bench.step()
+            if isinstance(drafter, draft_model_module.DraftModel):
+                sizes.add(drafter._cache.capacity)
+                assert drafter._cache.nbytes <= limits.kv_bytes
+        served.append([bench.tokens(name) for name, _, _ in requests])
+    assert served[0] == served[1]
+    assert max(rows for rows, _ in sizes) > 8
+    assert max(columns for _, columns in sizes) > 600
+    assert all(rows * columns <= most for rows, columns in sizes)
+    accepted = {name: sum(o.accepted for o in bench.outputs[name, 0]) for name, _, _ in requests}
+    assert accepted["long"] > 2
+    assert accepted["longer"] > 2
 
 
 def _started(path: Path, draft: Path, **settings: Any) -> EngineCore:
