@@ -118,7 +118,7 @@ class DraftModel:
         self._leave([s for s in self._rows if s not in kept])
 
     def _take_back(self, sequence: Sequence) -> None:
-        """Takes back a row's tokens that are not the sequence's; where it cannot, the row leaves."""
+        """Takes back a row's tokens that are not the sequence's; the row leaves if it cannot."""
         row = self._rows.get(sequence)
         if row is not None:
             right = row.right(sequence.tokens)
