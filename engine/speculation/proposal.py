@@ -32,7 +32,7 @@ class Proposer(Protocol):
     """Proposes the next tokens of one sequence."""
 
     def propose(self, sequence: Sequence, count: int) -> Proposal | None:
-        """At most ``count`` tokens that may follow the sequence's last token; None: no idea.
+        """At most ``count`` tokens that may follow the sequence's last one; None if it finds none.
 
         All tokens of the sequence are known, and were so far.
         """
@@ -105,21 +105,20 @@ class PredictionProposer:
         self._read = 0
 
     def propose(self, sequence: Sequence, count: int) -> Proposal | None:
-        output = sequence.tokens[sequence.prompt_tokens :]
+        tokens, begin = sequence.tokens, sequence.prompt_tokens
         self._text.extend()
-        self._follow(output)
+        self._follow(tokens[begin + self._read :])
         if self._place is None:
-            match = self._text.lookup.find(self._prediction, output[-PREDICTION_MATCH[1] :])
+            last = tokens[max(begin, len(tokens) - PREDICTION_MATCH[1]) :]
+            match = self._text.lookup.find(self._prediction, last)
             self._place = None if match is None else match.place
         if self._place is None or self._place >= len(self._prediction):
             return None
-        tokens = list(self._prediction[self._place : self._place + count])
-        return Proposal(tokens, "prediction")
+        return Proposal(list(self._prediction[self._place : self._place + count]), "prediction")
 
-    def _follow(self, output: Seq[int]) -> None:
-        """Moves the place by the output's new tokens, as long as they are the predicted ones."""
-        new = output[self._read :]
-        self._read = len(output)
+    def _follow(self, new: Seq[int]) -> None:
+        """Moves the place by new output tokens, as long as they are the predicted ones."""
+        self._read += len(new)
         if self._place is None:
             return
         stop = self._place + len(new)
