@@ -166,7 +166,7 @@ class EngineCore:
             *(model.forward, model.make_cache),
             min(self.requests.vocabulary, model.vocabulary),
             lambda sequence: self._sampler_row(sequence).params,
-            max(max_tokens, limits.max_context),
+            *(max(max_tokens, limits.max_context), model.max_context),
         )
 
     def _sampler_row(self, sequence: Sequence) -> SamplerRow:

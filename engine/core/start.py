@@ -204,9 +204,8 @@ def _draft_model(
         raise ModelError(
             f"the draft model {own.name} has recurrent layers, which take nothing back"
         )
-    return _DraftModel(
-        prepare_model(loaded.model, vocabulary, eager=eager), geometry.bytes_per_token
-    )
+    prepared = prepare_model(loaded.model, vocabulary, eager=eager)
+    return _DraftModel(replace(prepared, max_context=loaded.max_context), geometry.bytes_per_token)
 
 
 def _lexicon(source: ModelSource, vocabulary: int) -> Lexicon:

@@ -74,6 +74,7 @@ class DraftModel:
         params_of: how a sequence is sampled.
         max_tokens: rows times columns of the cache, at most. Sequences for which it has no room get
             no proposals, the longest first.
+        max_context: longer sequences get no proposals; None: any do.
     """
 
     def __init__(
@@ -83,10 +84,12 @@ class DraftModel:
         vocabulary: int,
         params_of: Callable[[Sequence], SamplingParams],
         max_tokens: int,
+        max_context: int | None = None,
     ) -> None:
         self._forward = forward
         self._cache = make_cache()
         self._max_tokens = max_tokens
+        self._max_context = math.inf if max_context is None else max_context
         self._vocabulary = vocabulary
         self._params_of = params_of
         # In the order of the cache's rows.
@@ -141,7 +144,7 @@ class DraftModel:
         for sequence, length in lengths.items():
             columns = max(need.columns, bucket(length + ahead, COLUMN_STEP))
             larger = Capacity(row_bucket(len(kept) + 1), columns)
-            if math.prod(larger) <= self._max_tokens:
+            if length + ahead <= self._max_context and math.prod(larger) <= self._max_tokens:
                 need = larger
                 kept.add(sequence)
         self.keep(kept)

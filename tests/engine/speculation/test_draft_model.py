@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from functools import cache
 from pathlib import Path
@@ -150,6 +151,24 @@ def test_a_configured_draft_model_is_loaded(tmp_path: Path) -> None:
     while not core.idle:
         accepted += sum(core.step().stats.accepted_tokens)
     assert accepted > 5
+
+
+def test_nothing_is_proposed_beyond_the_draft_models_context(tmp_path: Path) -> None:
+    """A model with learned positions would read memory behind its last one."""
+    path, draft = (tiny_model_dir(tmp_path / name, "llama") for name in ("model", "draft"))
+    config = json.loads((draft / "config.json").read_text())
+    (draft / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 50}))
+    core = _started(path, draft)
+    verify_any(core)
+    drafter = core.speculator._drafter
+    assert isinstance(drafter, draft_model_module.DraftModel)
+    core.submit(Submit("0", [5, 6, 7], SamplingParams(90, 0, temperature=0.0)))
+    core.submit(Submit("1", [8] * 60, SamplingParams(90, 0, temperature=0.0)))
+    longest = 0
+    while not core.idle:
+        core.step()
+        longest = max(longest, *(len(row.fed) for row in drafter._rows.values()), 0)
+    assert 40 < longest <= 50
 
 
 @pytest.mark.slow
