@@ -7,6 +7,7 @@ import argparse
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.messages.speculative_config import (
     DEFAULT_TOKENS,
+    MAX_TOKENS,
     SpeculativeConfig,
     parse_config,
 )
@@ -82,8 +83,7 @@ def _speculative(options: argparse.Namespace) -> SpeculativeConfig | None:
         return None if text is None else parse_config(text)
     if text is not None:
         raise ValueError("--draft-model and --speculative-config exclude each other; give one")
-    return SpeculativeConfig(
-        method="draft_model",
-        model=model,
-        num_speculative_tokens=DEFAULT_TOKENS if tokens is None else tokens,
-    )
+    tokens = DEFAULT_TOKENS if tokens is None else tokens
+    if tokens > MAX_TOKENS:
+        raise ValueError(f"--num-draft-tokens must be 1 to {MAX_TOKENS}, not {tokens}")
+    return SpeculativeConfig("draft_model", model, tokens)

@@ -159,10 +159,14 @@ class EngineCore:
         )
 
     def _drafter(self, model: PreparedModel) -> DraftModel:
+        limits = self.limits
+        # The size of a token includes that of one in the draft model's cache.
+        max_tokens = limits.kv_bytes // max(1, limits.geometry.bytes_per_token)
         return DraftModel(
             *(model.forward, model.make_cache),
             min(self.requests.vocabulary, model.vocabulary),
             lambda sequence: self._sampler_row(sequence).params,
+            *(max(max_tokens, limits.max_context), model.max_context),
         )
 
     def _sampler_row(self, sequence: Sequence) -> SamplerRow:

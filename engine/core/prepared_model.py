@@ -42,6 +42,7 @@ class PreparedModel:
         adapters: the loaded LoRA adapters.
         agree: see ``parallel.ranks.Ranks.agree``.
         vision: the model, if it is a vision model.
+        max_context: of a draft model, the most tokens of a sequence; None: any.
     """
 
     forward: Forward
@@ -54,6 +55,7 @@ class PreparedModel:
     adapters: Adapters
     agree: Callable[[mx.array], mx.array] = lambda outcomes: outcomes
     vision: VisionModel | None = None
+    max_context: int | None = None
 
     def adapt_limits(self, limits: Limits) -> Limits:
         """The limits for this model's caches.

@@ -148,7 +148,7 @@ def serve_loaded(
     core = EngineCore(
         *(model, limits, prefix_bytes, store, swap, compiler, background, ranks.journal),
         propose=partial(proposers, config=config.speculative),
-        prefix_drafts=config.speculative is not None and config.speculative.method == "ngram",
+        prefix_drafts=config.speculative is not None and config.speculative.looks_up,
         draft_model=None if draft_model is None else draft_model.prepared,
         buffers=buffers,
         dispatcher=dispatcher,
@@ -204,9 +204,8 @@ def _draft_model(
         raise ModelError(
             f"the draft model {own.name} has recurrent layers, which take nothing back"
         )
-    return _DraftModel(
-        prepare_model(loaded.model, vocabulary, eager=eager), geometry.bytes_per_token
-    )
+    prepared = prepare_model(loaded.model, vocabulary, eager=eager)
+    return _DraftModel(replace(prepared, max_context=loaded.max_context), geometry.bytes_per_token)
 
 
 def _lexicon(source: ModelSource, vocabulary: int) -> Lexicon:

@@ -7,6 +7,7 @@ draws with the sequence's seed at each position, so that similar models draw the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ import mlx.core as mx
 import msgspec
 
 from chairlift.cache.batch import BatchCache
+from chairlift.cache.capacity import COLUMN_STEP, Capacity, bucket, resized, row_bucket
 from chairlift.engine.messages import SamplingParams
 from chairlift.engine.model.drafted import DraftedBand
 from chairlift.engine.model.forward import Forward
@@ -70,6 +72,9 @@ class DraftModel:
         make_cache: makes an empty cache of columns for it; without recurrent states.
         vocabulary: token ids of both models are below it.
         params_of: how a sequence is sampled.
+        max_tokens: rows times columns of the cache, at most. Sequences for which it has no room get
+            no proposals, the longest first.
+        max_context: longer sequences get no proposals; None: any do.
     """
 
     def __init__(
@@ -78,9 +83,13 @@ class DraftModel:
         make_cache: Callable[[], BatchCache],
         vocabulary: int,
         params_of: Callable[[Sequence], SamplingParams],
+        max_tokens: int,
+        max_context: int | None = None,
     ) -> None:
         self._forward = forward
         self._cache = make_cache()
+        self._max_tokens = max_tokens
+        self._max_context = math.inf if max_context is None else max_context
         self._vocabulary = vocabulary
         self._params_of = params_of
         # In the order of the cache's rows.
@@ -89,7 +98,12 @@ class DraftModel:
     def propose(self, wanted: Mapping[Sequence, int]) -> dict[Sequence, list[int]]:
         """See ``Drafter``."""
         for sequence in wanted:
-            self._follow(sequence)
+            self._take_back(sequence)
+        wanted = self._make_room(wanted)
+        for sequence in wanted:
+            if sequence not in self._rows:
+                self._cache.join()
+                self._rows[sequence] = _Row()
         feeds = self._missing(wanted)
         logits = self._feed(feeds)
         ready = [s for s in wanted if len(self._rows[s].fed) == len(s.tokens)]
@@ -106,17 +120,42 @@ class DraftModel:
         kept = set(sequences)
         self._leave([s for s in self._rows if s not in kept])
 
-    def _follow(self, sequence: Sequence) -> None:
-        """Gives a sequence a row that has computed only tokens of the sequence."""
+    def _take_back(self, sequence: Sequence) -> None:
+        """Takes back a row's tokens that are not the sequence's; the row leaves if it cannot."""
         row = self._rows.get(sequence)
         if row is not None:
             right = row.right(sequence.tokens)
             if self._cache.rewind(list(self._rows).index(sequence), right):
                 row.fed, row.confirmed = row.fed[:right], right
-                return
-            self._leave([sequence])
-        self._cache.join()
-        self._rows[sequence] = _Row()
+            else:
+                self._leave([sequence])
+
+    def _make_room(self, wanted: Mapping[Sequence, int]) -> dict[Sequence, int]:
+        """Makes the cache as large as the next steps need, or as it may be.
+
+        Returns:
+            The sequences for which there is room. Rows for which there is none leave.
+        """
+        lengths = {s: len(s.tokens) for s in sorted(wanted, key=lambda s: len(s.tokens))}
+        lengths |= {s: len(row.fed) for s, row in self._rows.items() if s not in wanted}
+        ahead = max(wanted.values(), default=1)
+        kept: set[Sequence] = set()
+        need = Capacity(0, 0)
+        for sequence, length in lengths.items():
+            columns = max(need.columns, bucket(length + ahead, COLUMN_STEP))
+            larger = Capacity(row_bucket(len(kept) + 1), columns)
+            if length + ahead <= self._max_context and math.prod(larger) <= self._max_tokens:
+                need = larger
+                kept.add(sequence)
+        self.keep(kept)
+        capacity = resized(need, self._cache.capacity)
+        if math.prod(capacity) > self._max_tokens:
+            capacity = need
+        if not kept:
+            self._cache.reset()
+        elif capacity != self._cache.capacity:
+            self._cache.resize(capacity)
+        return {s: count for s, count in wanted.items() if s in kept}
 
     def _leave(self, sequences: Seq[Sequence]) -> None:
         numbers = {sequence: row for row, sequence in enumerate(self._rows)}
@@ -128,10 +167,12 @@ class DraftModel:
     def _missing(self, wanted: Iterable[Sequence]) -> dict[Sequence, list[int]]:
         """The next tokens of each sequence that its row has to compute, as many as one step may."""
         left = MAX_CATCH_UP
+        # Each row takes as many columns as the row with the most new tokens.
+        columns = self._cache.capacity.columns - self._cache.tokens
         feeds: dict[Sequence, list[int]] = {}
         for sequence in wanted:
             start = len(self._rows[sequence].fed)
-            feeds[sequence] = sequence.tokens[start : start + left]
+            feeds[sequence] = sequence.tokens[start : start + min(left, columns)]
             left -= len(feeds[sequence])
         return feeds
 

@@ -53,7 +53,7 @@ def configs(folder: Path, *arguments: str, toml: str = "", **variables: str) -> 
 
 def test_flag_variable_and_file_set_it(tmp_path: Path) -> None:
     text = '{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}'
-    wanted = SpeculativeConfig(num_speculative_tokens=5, prompt_lookup_max=4)
+    wanted = SpeculativeConfig("ngram", num_speculative_tokens=5, prompt_lookup_max=4)
     for [config] in (
         configs(tmp_path, FLAG, text),
         configs(tmp_path, CHAIRLIFT_SPECULATIVE_CONFIG=text),
@@ -62,6 +62,30 @@ def test_flag_variable_and_file_set_it(tmp_path: Path) -> None:
         assert config.speculative == wanted
     assert configs(tmp_path) == [EngineConfig()]
     assert configs(tmp_path, FLAG, "{}")[0].speculative == SpeculativeConfig()
+
+
+@pytest.mark.parametrize(
+    ("text", "lengths"),
+    [
+        ("{}", (2, 5)),
+        ('{"prompt_lookup_max": 1}', (1, 1)),
+        ('{"prompt_lookup_max": 4, "prompt_lookup_min": null}', (2, 4)),
+        ('{"prompt_lookup_min": 7}', (7, 7)),
+        ('{"prompt_lookup_min": 1}', (1, 5)),
+    ],
+)
+def test_a_length_of_matches_that_is_not_given_fits_the_other(
+    text: str, lengths: tuple[int, int]
+) -> None:
+    assert parse_config(text).match_lengths == lengths
+
+
+def test_a_model_alone_is_a_draft_model() -> None:
+    """vLLM's form."""
+    text = '{"model": "small", "num_speculative_tokens": 5}'
+    config = parse_config(text)
+    assert (config.model, config.looks_up) == ("small", False)
+    assert proposers(Submit("r", [1], SamplingParams(1, 1)), config) == []
 
 
 def test_each_model_has_its_own(tmp_path: Path) -> None:
@@ -110,12 +134,15 @@ def test_it_sets_the_engines_limit_and_proposers() -> None:
         ('{"a":' * 100_000, "unknown field `a`"),
         ('{"tokens": 3}', "unknown field `tokens`"),
         ('{"method": "draft_model"}', "method draft_model needs a model"),
-        ('{"model": "small"}', "method ngram needs no model"),
+        ('{"method": "ngram", "model": "small"}', "method ngram needs no model"),
         ('{"method": "psychic"}', "Invalid enum value 'psychic' - at `$.method`"),
         ('{"num_speculative_tokens": 0}', f"num_speculative_tokens must be 1 to {MAX_TOKENS}"),
         ('{"num_speculative_tokens": 2.5}', "Expected `int`, got `float`"),
         ('{"num_speculative_tokens": 1e999}', "num_speculative_tokens"),
-        ('{"prompt_lookup_min": 6}', "the first not above the second, not 6 and 5"),
+        (
+            '{"prompt_lookup_min": 6, "prompt_lookup_max": 5}',
+            "the first not above the second, not 6 and 5",
+        ),
         ('{"prompt_lookup_max": 65}', f"must be 1 to {MAX_LOOKUP}"),
         ("\udcff", "surrogates not allowed"),
     ],
@@ -144,7 +171,7 @@ def test_a_draft_model_has_short_flags(tmp_path: Path) -> None:
     [
         (("--num-draft-tokens", "3"), "--num-draft-tokens needs --draft-model"),
         (("--draft-model", "small", FLAG, "{}"), f"--draft-model and {FLAG} exclude each other"),
-        (("--draft-model", "small", "--num-draft-tokens", "65"), f"must be 1 to {MAX_TOKENS}"),
+        (("--draft-model", "small", "--num-draft-tokens", "65"), "--num-draft-tokens must be 1"),
     ],
 )
 def test_flags_of_a_draft_model_that_do_not_fit(
@@ -193,7 +220,8 @@ def test_any_json_is_a_valid_setting_or_one_line(value: Any) -> None:
     config = parse_config(text)
     assert set(value) <= set(KEYS[:-1])
     assert 1 <= config.num_speculative_tokens <= MAX_TOKENS
-    assert 1 <= config.prompt_lookup_min <= config.prompt_lookup_max <= MAX_LOOKUP
+    shortest, longest = config.match_lengths
+    assert 1 <= shortest <= longest <= MAX_LOOKUP
     assert all(getattr(config, key) == given for key, given in value.items())
 
 

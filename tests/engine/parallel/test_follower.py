@@ -73,7 +73,7 @@ class Pair:
         self.leader = EngineCore(
             *(replace(prepared, agree=agree), limits, 1 << 18, None, swap(), compiler()),
             journal=Broadcast(lambda turn: self.turns.append(msgspec.msgpack.encode(turn))),
-            propose=lambda submit: [NgramProposer(1, 2), LastAgain()],
+            propose=lambda submit: [NgramProposer(1, 2, submit.prompt), LastAgain()],
         )
         theirs = replace(prepared, agree=lambda mine: outcomes.popleft())
         self.follower = Follower(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from functools import cache
 from pathlib import Path
@@ -21,7 +22,7 @@ from chairlift.engine.hub.source import resolve
 from chairlift.engine.messages import SamplingParams, Submit
 from chairlift.engine.messages.speculative_config import SpeculativeConfig
 from chairlift.engine.model import attention
-from chairlift.engine.speculation import draft_model
+from chairlift.engine.speculation import draft_model as draft_model_module
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
 TOKENS, REQUESTS = 18, 8
@@ -93,11 +94,43 @@ def test_a_model_on_the_host_drafts_for_itself() -> None:
 
 
 def test_long_prompts_reach_the_draft_model_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draft_model, "MAX_CATCH_UP", 15)
+    monkeypatch.setattr(draft_model_module, "MAX_CATCH_UP", 15)
     bench = Bench(_model("llama", 6), draft=5, draft_model=_model("llama", 6))
     verify_any(bench.core)
     assert _serve(bench, 0.0, longest=60) == _without_drafts("llama", 0.0, longest=60)
     assert sum(sum(stats.accepted_tokens) for stats in bench.stats) > 10
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_the_caches_of_a_draft_model_keep_to_the_memory(kind: TinyKind) -> None:
+    """Many short rows and a long one had taken the product of both, many times the memory."""
+    requests = [(f"short {number}", 2 + number, 40) for number in range(12)]
+    requests += [("long", 300, 30), ("longer", 600, 30), ("last", 3, 30)]
+    served: list[list[list[int]]] = []
+    size = Bench(_model(kind, 6)).core.limits.bytes_alone(900)
+    for draft_model in (None, _model(kind, 6)):
+        bench = Bench(
+            _model(kind, 6), rows=12, tokens=200, draft=5, draft_model=draft_model, kv=size
+        )
+        verify_any(bench.core)
+        limits, drafter = bench.core.limits, bench.core.speculator._drafter
+        most = limits.kv_bytes // limits.geometry.bytes_per_token
+        sizes: set[tuple[int, int]] = set()
+        for name, length, count in requests:
+            bench.submit(name, [3 + number * 7 % 60 for number in range(length)], count)
+        while not bench.core.idle:
+            bench.step()
+            if isinstance(drafter, draft_model_module.DraftModel):
+                sizes.add(drafter._cache.capacity)
+                assert drafter._cache.nbytes <= limits.kv_bytes
+        served.append([bench.tokens(name) for name, _, _ in requests])
+    assert served[0] == served[1]
+    assert max(rows for rows, _ in sizes) > 8
+    assert max(columns for _, columns in sizes) > 600
+    assert all(rows * columns <= most for rows, columns in sizes)
+    accepted = {name: sum(o.accepted for o in bench.outputs[name, 0]) for name, _, _ in requests}
+    assert accepted["long"] > 2
+    assert accepted["longer"] > 2
 
 
 def _started(path: Path, draft: Path, **settings: Any) -> EngineCore:
@@ -120,6 +153,24 @@ def test_a_configured_draft_model_is_loaded(tmp_path: Path) -> None:
     assert accepted > 5
 
 
+def test_nothing_is_proposed_beyond_the_draft_models_context(tmp_path: Path) -> None:
+    """A model with learned positions would read memory behind its last one."""
+    path, draft = (tiny_model_dir(tmp_path / name, "llama") for name in ("model", "draft"))
+    config = json.loads((draft / "config.json").read_text())
+    (draft / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 50}))
+    core = _started(path, draft)
+    verify_any(core)
+    drafter = core.speculator._drafter
+    assert isinstance(drafter, draft_model_module.DraftModel)
+    core.submit(Submit("0", [5, 6, 7], SamplingParams(90, 0, temperature=0.0)))
+    core.submit(Submit("1", [8] * 60, SamplingParams(90, 0, temperature=0.0)))
+    longest = 0
+    while not core.idle:
+        core.step()
+        longest = max(longest, *(len(row.fed) for row in drafter._rows.values()), 0)
+    assert 40 < longest <= 50
+
+
 @pytest.mark.slow
 def test_a_draft_model_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     path = tiny_model_dir(tmp_path, "llama")
@@ -132,9 +183,7 @@ def test_a_draft_model_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         _started(path, tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize(
-    "settings", [{"method": "draft_model"}, {"model": "a"}, {"method": "ngram", "model": "a"}]
-)
+@pytest.mark.parametrize("settings", [{"method": "draft_model"}, {"method": "ngram", "model": "a"}])
 def test_the_method_and_the_model_belong_together(settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="model"):
         SpeculativeConfig(**settings)

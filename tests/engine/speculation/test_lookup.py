@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chairlift.engine.speculation import lookup as lookups
 from chairlift.engine.speculation.lookup import MAX_PLACES, Lookup, continued
 
 TOKENS = st.lists(st.integers(0, 3), max_size=40)
@@ -37,6 +38,31 @@ def test_the_longest_match_is_found(
         assert match is not None
         assert match.length == best == min(lengths[match.place], lookup.longest)
         assert match.place == max(p for p in places if min(lengths[p], lookup.longest) == best)
+
+
+@given(TOKENS, st.lists(TOKENS, max_size=3), TOKENS, st.integers(1, 4), st.integers(0, 4))
+def test_texts_with_the_same_beginning_share_its_index(
+    beginning: list[int], ends: list[list[int]], last: list[int], shortest: int, more: int
+) -> None:
+    shared = Lookup(shortest, shortest + more)
+    shared.extend(beginning)
+    for end in ends:
+        text = beginning + end
+        whole = Lookup(shortest, shortest + more)
+        parts = Lookup(shortest, shortest + more, shared, len(beginning))
+        for lookup in (whole, parts):
+            lookup.extend(text)
+        assert parts.find(text, last) == whole.find(text, last)
+
+
+def test_a_long_text_is_indexed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookups, "MAX_INDEXED", 4)
+    text, lookup = [*range(20), 0, 1], Lookup(2, 4)
+    found = []
+    for _ in range(6):
+        lookup.extend(text)
+        found.append(lookup.find(text, [17, 18]) is not None)
+    assert found == [False] * 4 + [True] * 2
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=20), st.integers(0, 30), st.data())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from chairlift.engine.grammar.constraints import Constraints
 from chairlift.engine.messages import SamplingParams, Submit
 from chairlift.engine.messages.speculative_config import SpeculativeConfig
 from chairlift.engine.speculation.acceptance import Acceptance, Rate
+from chairlift.engine.speculation.lookup import MAX_INDEXED
 from chairlift.engine.speculation.proposal import PredictionProposer, proposers
 from chairlift.engine.speculation.speculator import MAX_PERIOD, PATIENCE, Speculator
 from chairlift.scheduler.drafts import Chosen, Drafts
@@ -122,6 +124,36 @@ def test_a_prediction_is_followed_and_found_again(
             sequence.tokens += kept if not start else [random_.randrange(6)]
         else:
             sequence.tokens.append(random_.randrange(6))
+
+
+class Read(list[int]):
+    """Tokens that count how many of them were read."""
+
+    count = 0
+
+    def __getitem__(self, key: Any) -> Any:
+        found = super().__getitem__(key)
+        self.count += len(found) if isinstance(key, slice) else 1
+        return found
+
+
+@pytest.mark.parametrize("kind", ["prediction", "prompt"])
+def test_a_long_text_delays_no_step_however_many_choices_have_it(kind: str) -> None:
+    """128 choices with a prediction of 40,000 tokens had delayed a step by five seconds."""
+    text, choices = Read(range(10, 5 * MAX_INDEXED)), 16
+    prompt, prediction = (text, []) if kind == "prompt" else ([1, 2], text)
+    request = Submit("0", prompt, SamplingParams(9, 0), choices, prediction=prediction)
+    speculator = Speculator(
+        *(lambda submit: proposers(submit, SpeculativeConfig()), True, TOKENS),
+        *(Constraints(99, lambda sequence: None), lambda sequence: request),
+    )
+    rows = [Sequence("0", [*prompt, 3], 9, prompt_tokens=len(prompt)) for _ in range(choices)]
+    speculator.drafts(rows[:1], _all)
+    width = SpeculativeConfig().match_lengths[0]
+    assert text.count <= width * MAX_INDEXED + 100
+    for _ in range(4):
+        speculator.drafts(rows, _all)
+    assert text.count <= width * len(text) + 100 * choices
 
 
 @pytest.mark.parametrize("rows", [1, 40, 256])
