@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -90,10 +91,14 @@ def test_the_environment_of_each_backend(monkeypatch: pytest.MonkeyPatch, tmp_pa
     hosts = [{"ssh": str(i), "ips": [f"10.0.0.{i}"], "rdma": rdma[i]} for i in range(2)]
     place = places_of(read_hostfile(written(tmp_path, hosts), 2))[1]
     monkeypatch.setattr(os, "environ", {"NCCL_P2P_DISABLE": "1"})
+    (temporary := tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     address, port = place.coordinator
     with environment(place, "ring"):
         ring = json.loads(Path(os.environ["MLX_HOSTFILE"]).read_text())
         assert ring == [list(node) for node in place.ring]
+        # A rank that is killed while it joins leaves no file.
+        assert not list(temporary.iterdir())
     assert not Path(os.environ["MLX_HOSTFILE"]).exists()
     with environment(place, "nccl"):
         assert os.environ["NCCL_HOST_IP"] == address

@@ -123,6 +123,7 @@ async def test_two_ranks_and_a_killed_one(tmp_path: Path) -> None:
     path = tiny_model_dir(tmp_path, "llama")
     requests = [submission(prompt, 90) for prompt in prompts(5)]
     expected = await alone(path, requests)
+    pids: list[int] = []
     # Two rows fit when they join, and one once both have grown.
     async with two_ranks(path, max_rows=6, kv_memory=420 * 256, prefix_cache_bytes=1 << 22) as (
         client,
@@ -141,6 +142,7 @@ async def test_two_ranks_and_a_killed_one(tmp_path: Path) -> None:
 
         # A rank that is lost costs a restart of all, and no token.
         pid, (other,) = client.pid, followers(client.pid)
+        pids += [pid or 0, other]
         again = [submission(prompt, 40) for prompt in prompts(4)]
         got = asyncio.create_task(replies(client, again))
         stats.clear()
@@ -154,9 +156,12 @@ async def test_two_ranks_and_a_killed_one(tmp_path: Path) -> None:
         # Not even a stopped rank outlives rank 0.
         pid, (other,) = client.pid, followers(client.pid)
         assert pid is not None
+        pids += [pid, other]
         os.kill(other, signal.SIGSTOP)
         os.kill(pid, signal.SIGKILL)
         await until(lambda: not runs(other))
+    # Nor do the files by which OpenMP knows a process.
+    assert not [p for p in Path("/dev/shm").glob("__KMP*") if int(p.name.split("_")[5]) in pids]
 
 
 async def test_experts_on_two_ranks(tmp_path: Path) -> None:
