@@ -89,6 +89,50 @@ def test_rank_0_ends_with_any_rank(tmp_path: Path) -> None:
     assert "rank 2: its process was ended by signal 6" in ended.stderr
 
 
+@pytest.mark.parametrize(
+    ("end", "printed", "code"),
+    [
+        ("os.kill(os.getpid(), 9)", "", -9),
+        ("os.abort()", "", 1),
+        ("os._exit(255)", "rank 1: its process ended with exit code 255", 0),
+    ],
+)
+def test_rank_0_has_no_error_to_report_if_a_signal_has_ended_a_rank_at_the_start(
+    tmp_path: Path, end: str, printed: str, code: int
+) -> None:
+    """The server then starts all ranks again, as after a signal to rank 0."""
+    script = """
+    try:
+        ranks.meet(followers.Report("cpu"))
+    except ModelError as error:
+        print(error, flush=True)
+        ranks.close()
+    """
+    ended = rank_0(tmp_path, [RANK + end], script, grace=0.0 if code else 30.0)
+    assert ended.stdout.strip() == printed
+    assert ended.returncode == code
+    assert ("rank 1: its process was ended by signal" in ended.stderr) == bool(code)
+
+
+@pytest.mark.parametrize(
+    ("end", "code"), [("os.kill(os.getpid(), 9)", -9), ("os.abort()", 1), ("receive(fd)", 7)]
+)
+@pytest.mark.parametrize("serving", [False, True])
+def test_a_failure_of_rank_0_is_reported_unless_a_signal_has_ended_a_rank(
+    tmp_path: Path, end: str, code: int, serving: bool
+) -> None:
+    """Within MLX rank 0 may notice the end of a connection before the end of a process."""
+    script = f"""
+    ranks.meet(followers.Report("cpu"))
+    {"ranks.serve()" if serving else ""}
+    ranks.end_if_lost()
+    ranks.close()
+    sys.exit(7)
+    """
+    rank = RANK + f"fd = sys.stdin.buffer\nanswer(Report('cpu')); receive(fd); {end}"
+    assert rank_0(tmp_path, [GOOD, rank], script, grace=0.5).returncode == code
+
+
 def test_a_rank_that_fails_among_the_first_sums_is_explained(tmp_path: Path) -> None:
     """Rank 0 may wait within MLX for that rank, and so cannot do it itself."""
     script = """
