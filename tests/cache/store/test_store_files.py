@@ -224,6 +224,7 @@ def test_a_full_disk_does_not_end_the_writer_thread(
         put_all(store, evicted_node(PROMPT), evicted_node([7, *PROMPT]))
     assert store.stats.failed == 2
     assert len(caplog.records) == 1
+    assert store.save_all([evicted_node(PROMPT)], 5) == 0
     monkeypatch.setattr(store_files, "write_node", write)
     put_all(store, evicted_node(PROMPT))
     assert len(store) == 1
