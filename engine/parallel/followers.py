@@ -205,14 +205,17 @@ class Followers:
         assert process.stdout is not None
         decoder = msgspec.msgpack.Decoder(FromRank)
         failure: str | None = None
-        while (data := receive(process.stdout)) is not None:
-            message = decoder.decode(data)
-            match message:
-                case Report():
-                    self._reports.put((rank, message))
-                case Failed():
-                    failure = message.message
-                    break
+        try:
+            while (data := receive(process.stdout)) is not None:
+                message = decoder.decode(data)
+                match message:
+                    case Report():
+                        self._reports.put((rank, message))
+                    case Failed():
+                        failure = message.message
+                        break
+        except (msgspec.DecodeError, MemoryError, OverflowError):
+            failure = "something else prints to its standard output, such as a shell's start files"
         code = 1 if failure is not None else process.wait()
         cause = failure or f"its process {_cause(code)}"
         if code >= 0:  # whatever has killed it may spare the next one: no error of the model

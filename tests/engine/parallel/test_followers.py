@@ -61,6 +61,8 @@ def rank_0(
     [
         ("answer(Failed('no such file'))", "rank 2: no such file"),
         ("answer(Report('cuda'))", "rank 2 computes on cuda and rank 0 on cpu"),
+        ("print('Welcome to this host', flush=True)", "rank 2: something else prints"),
+        ("send(sys.stdout.buffer, b'Welcome')", "rank 2: something else prints"),
     ],
 )
 def test_rank_0_learns_why_a_rank_cannot_start(tmp_path: Path, bad: str, why: str) -> None:
