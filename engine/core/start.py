@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from functools import partial
@@ -26,6 +27,7 @@ from chairlift.engine.device import memory, profile
 from chairlift.engine.device.dispatch import Dispatcher, make_dispatcher
 from chairlift.engine.device.impossible import check_model_settings, check_settings
 from chairlift.engine.device.limits import build_limits
+from chairlift.engine.device.openmp import remove_registration
 from chairlift.engine.errors import ModelError
 from chairlift.engine.grammar.compiler import Compiler
 from chairlift.engine.grammar.language import Lexicon, lexicon
@@ -154,6 +156,8 @@ def serve_loaded(
         dispatcher=dispatcher,
     )
     core.compile()
+    # It was read and written for the first product; a process that is killed would leave it.
+    remove_registration(os.getpid())
     return core, info
 
 

@@ -1,8 +1,9 @@
 """Removes what Intel's OpenMP, which MKL uses, leaves of a process that was killed.
 
-The library registers each process in a file named by the process id, and reads a file that it
-finds. A process that is killed leaves its file. If it was killed at the wrong moment, the file is
-empty, and the next process with that id ends with a bus error when it loads the library.
+With its first product the library registers the process in a file named by the process id, and
+reads a file that it finds. Later it needs the file no more, so an engine that has started removes
+its own. A process that is killed before that leaves it. If it was killed at the wrong moment, the
+file is empty, and the next process with that id ends with a bus error.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ _NAME = re.compile(r"__KMP_REGISTERED_LIB_(\d+)(_\d+)?")
 
 
 def remove_registration(pid: int) -> None:
-    """Removes the registration of a process that has ended, or that has not loaded OpenMP yet.
+    """Removes the registration of a process.
 
-    A process that cannot be told from this one, because it has the same id in another container,
-    loses nothing: the file is only read when a process loads the library.
+    A process that cannot be told from it, because it has the same id in another container, loses
+    nothing: the file is only read with a process's first product.
     """
     names = (f"__KMP_REGISTERED_LIB_{pid}", f"__KMP_REGISTERED_LIB_{pid}_{os.getuid()}")
     for folder in _FOLDERS:

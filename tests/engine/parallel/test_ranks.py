@@ -147,6 +147,8 @@ async def test_two_ranks_and_a_killed_one(tmp_path: Path) -> None:
         # A rank that is lost costs a restart of all, and no token.
         pid, (other,) = client.pid, followers(client.pid)
         pids += [pid or 0, other]
+        # A rank that is killed leaves no file: it has removed the one by which OpenMP knows it.
+        assert not registrations(pids[0]) + registrations(other)
         again = [submission(prompt, 40) for prompt in prompts(4)]
         got = asyncio.create_task(replies(client, again))
         stats.clear()
@@ -164,7 +166,6 @@ async def test_two_ranks_and_a_killed_one(tmp_path: Path) -> None:
         os.kill(other, signal.SIGSTOP)
         os.kill(pid, signal.SIGKILL)
         await until(lambda: not runs(other))
-    # Nor do the files by which OpenMP knows a process.
     assert not [pid for pid in pids if registrations(pid)]
 
 
