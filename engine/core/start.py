@@ -194,8 +194,6 @@ def _draft_model(
     """
     if config.speculative is None or config.speculative.model is None or source is None:
         return None
-    if config.tensor_parallel_size > 1:
-        raise ModelError("a draft model cannot be used with tensor parallelism")
     own = resolve(config.speculative.model, config.trust_remote_code)
     if load_tokenizer(own).get_vocab() != load_tokenizer(source).get_vocab():
         raise ModelError(f"the draft model {own.name} has another vocabulary than {source.name}")

@@ -12,9 +12,12 @@ import pytest
 
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.errors import ModelError
+from chairlift.engine.messages.speculative_config import SpeculativeConfig
 from chairlift.engine.parallel.followers import command
 from chairlift.engine.parallel.hostfile import read_hostfile
 from chairlift.engine.parallel.place import choose_device, environment, local_places, places_of
+
+DRAFT_MODEL = SpeculativeConfig("draft_model", "x")
 
 
 def written(path: Path, value: Any) -> Path:
@@ -117,6 +120,7 @@ def test_the_environment_of_each_backend(monkeypatch: pytest.MonkeyPatch, tmp_pa
         ({"hostfile": Path("x")}, "hostfile needs"),
         ({"tensor_parallel_size": 2, "prefix_cache_dir": Path("x")}, "prefix-cache-dir"),
         ({"tensor_parallel_size": 2, "swap_dir": Path("x")}, "swap-dir"),
+        ({"tensor_parallel_size": 2, "speculative": DRAFT_MODEL}, "draft model"),
     ],
 )
 def test_settings_that_cannot_be_combined(settings: dict[str, Any], why: str) -> None:
