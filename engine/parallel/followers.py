@@ -185,7 +185,7 @@ class Followers:
         That rank is the cause then, and its listener ends this process.
         """
         time.sleep(LAST_SECONDS)  # a connection is closed shortly before its process has ended
-        if any((process.poll() or 0) < 0 for process in self._processes):
+        if self._lost:
             threading.Event().wait()
 
     def close(self) -> None:
@@ -199,6 +199,11 @@ class Followers:
                 process.wait(STOP_SECONDS)
             process.kill()
             process.wait()
+
+    @property
+    def _lost(self) -> bool:
+        """Whether a signal has ended a rank: whatever sent it may spare the next one."""
+        return any((process.poll() or 0) < 0 for process in self._processes)
 
     def _listen(self, rank: int, process: subprocess.Popen[bytes]) -> None:
         """Receives a rank's messages until it ends."""
@@ -218,17 +223,17 @@ class Followers:
             failure = "something else prints to its standard output, such as a shell's start files"
         code = 1 if failure is not None else process.wait()
         cause = failure or f"its process {_cause(code)}"
-        if code >= 0:  # whatever has killed it may spare the next one: no error of the model
+        if code >= 0:
             self._reports.put((rank, cause))
         if not self._serving:
             time.sleep(START_GRACE)
         if self._ending:
             return
         log.error("rank %d: %s; the engine ends", rank, cause)
-        if failure is not None and not self._serving:
-            self._on_failed(f"rank {rank}: {failure}")
+        if not self._serving and not self._lost:
+            self._on_failed(f"rank {rank}: {cause}")
         time.sleep(LAST_SECONDS)
-        if code == -signal.SIGKILL:
+        if any(each.poll() == -signal.SIGKILL for each in self._processes):
             os.kill(os.getpid(), signal.SIGKILL)
         os._exit(1)
 

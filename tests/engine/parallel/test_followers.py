@@ -135,13 +135,38 @@ def test_a_failure_of_rank_0_is_reported_unless_a_signal_has_ended_a_rank(
     assert rank_0(tmp_path, [GOOD, rank], script, grace=0.5).returncode == code
 
 
-def test_a_rank_that_fails_among_the_first_sums_is_explained(tmp_path: Path) -> None:
-    """Rank 0 may wait within MLX for that rank, and so cannot do it itself."""
+def test_a_failure_beside_a_killed_rank_is_not_blamed(tmp_path: Path) -> None:
+    """A rank that is left alone in a sum of several fails, too."""
+    joined = RANK + "answer(Report('cpu')); receive(sys.stdin.buffer); "
+    ranks = [joined + "answer(Failed('RuntimeError'))", joined + "os.kill(os.getpid(), 9)"]
     script = """
     ranks.meet(followers.Report("cpu"))
     time.sleep(30)
     """
-    failing = RANK + "answer(Report('cpu')); receive(sys.stdin.buffer); answer(Failed('too big'))"
-    ended = rank_0(tmp_path, [failing], script)
-    assert ended.stdout.strip() == "failed: rank 1: too big"
+    ended = rank_0(tmp_path, ranks, script, grace=1.0)
+    assert ended.stdout == ""
+    assert ended.returncode == -9
+
+
+@pytest.mark.parametrize(
+    ("end", "why"),
+    [
+        ("answer(Failed('too big'))", "failed: rank 1: too big"),
+        ("os._exit(255)", "failed: rank 1: its process ended with exit code 255"),
+        ("os.abort()", ""),
+    ],
+)
+@pytest.mark.parametrize("joined", [True, False])
+def test_a_rank_that_fails_while_rank_0_is_busy_is_explained(
+    tmp_path: Path, end: str, why: str, joined: bool
+) -> None:
+    """Rank 0 may import, or wait within MLX for that rank, and so cannot do it itself."""
+    script = f"""
+    if {joined}:
+        ranks.meet(followers.Report("cpu"))
+    time.sleep(30)
+    """
+    join = "answer(Report('cpu')); receive(sys.stdin.buffer); " if joined else ""
+    ended = rank_0(tmp_path, [RANK + join + end], script)
+    assert ended.stdout.strip() == why
     assert ended.returncode == 1
