@@ -165,6 +165,8 @@ class EngineConfig:
                 if getattr(self, name) is not None:
                     flag = name.replace("_", "-")
                     raise ValueError(f"{flag} does not work with tensor-parallel-size above 1")
+            if self.speculative is not None and self.speculative.model is not None:
+                raise ValueError("a draft model does not work with tensor-parallel-size above 1")
 
     @property
     def takes_adapters(self) -> bool:

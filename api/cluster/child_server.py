@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import socket
 import sys
@@ -163,9 +162,9 @@ class ChildServer:
             try:
                 await asyncio.wait_for(self._process.wait(), self._stop_seconds)
             except TimeoutError:
-                # The whole session: the server's engine and workers, too.
+                # Its engine and workers, which have sessions of their own, end with it.
                 with suppress(ProcessLookupError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
+                    self._process.kill()
                 await self._process.wait()
         await self._http.close()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import stat
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -147,7 +148,8 @@ class NodeFiles:
                     continue
                 with suppress(OSError):
                     status = file.stat()
-                    found.append((status.st_mtime, file.name, status.st_size))
+                    if stat.S_ISREG(status.st_mode):  # reading a pipe would wait for its writer
+                        found.append((status.st_mtime, file.name, status.st_size))
         known = self.index.names()
         for name in known - {name for _, name, _ in found}:
             self.index.remove(name)

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import secrets
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+_RANDOM_BYTES = 8
+_NAME = re.compile(rf"\..+\.[0-9a-f]{{{2 * _RANDOM_BYTES}}}\.tmp")
 # On file systems without locks: no write takes this long.
 _STALE_SECONDS = 3600.0
 
@@ -28,7 +32,7 @@ def new_part(directory: Path, name: str) -> Iterator[tuple[BinaryIO, Path]]:
         OSError: the file cannot be created.
     """
     while True:
-        path = directory / f".{name}.{secrets.token_hex(8)}.tmp"
+        path = directory / f".{name}.{secrets.token_hex(_RANDOM_BYTES)}.tmp"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         with open(os.open(path, flags, 0o600), "wb") as file:
             with suppress(OSError):  # some network file systems have no locks
@@ -43,8 +47,10 @@ def new_part(directory: Path, name: str) -> Iterator[tuple[BinaryIO, Path]]:
 
 
 def remove_abandoned(directory: Path) -> None:
-    """Removes temporary files that no running server is writing; only regular files."""
+    """Removes temporary files of ``new_part`` that no running server is writing."""
     for path in directory.glob(".*.tmp"):
+        if not _NAME.fullmatch(path.name):
+            continue
         with suppress(OSError):
             # NOTE: opened for writing, which NFS requires for this lock.
             file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -56,7 +62,9 @@ def remove_abandoned(directory: Path) -> None:
 
 
 def _is_abandoned(file: int) -> bool:
-    """Whether no process had locked the file; if so, it is locked now."""
+    """Whether no process had locked the regular file; if so, it is locked now."""
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        return False
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

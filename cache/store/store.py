@@ -6,7 +6,7 @@ One thread writes and one reads; both handle plain memory and never use MLX.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from chairlift.cache.path_digest import int32, salt_digest
@@ -70,6 +70,11 @@ class PrefixStore:
         """Bytes that wait to be written."""
         return self._writer.queued_bytes
 
+    @property
+    def _lost(self) -> int:
+        """Nodes that were not written, and will not be."""
+        return self.stats.dropped + self.stats.failed
+
     def put(self, node: Evicted) -> bool:
         """Queues a node for writing, evaluating it first if necessary; does not wait otherwise.
 
@@ -78,16 +83,19 @@ class PrefixStore:
         """
         return self._put(node, deadline=None)
 
-    def save_all(self, nodes: Iterable[Evicted], timeout: float) -> int:
+    def save_all(self, nodes: Sequence[Evicted], timeout: float) -> int:
         """Writes nodes at shutdown, waiting for room in the queue; ``timeout`` is in seconds.
 
         Returns:
-            The number of queued nodes; they are all written if a later ``flush`` returns True.
+            The number of these nodes that are on disk.
         """
         deadline = time.monotonic() + timeout
-        taken = sum(self._put(node, deadline) for node in nodes)
+        self.flush(timeout)  # only failures of these nodes count
+        lost = self._lost
+        for node in nodes:
+            self._put(node, deadline)
         self.flush(deadline - time.monotonic())
-        return taken
+        return len(nodes) - (self._lost - lost) - self._writer.queued
 
     def flush(self, timeout: float) -> bool:
         """Waits at most ``timeout`` seconds until the queue is written; returns whether it is."""

@@ -63,6 +63,12 @@ class StoreWriter:
         self._thread = Thread(target=self._run, name="prefix-writer", daemon=True)
         self._thread.start()
 
+    @property
+    def queued(self) -> int:
+        """The jobs that are not done."""
+        with self._changed:
+            return len(self._queue) + self._busy
+
     def can_put(self, nbytes: int, deadline: float | None) -> bool:
         """Whether the queue has room for a job now, or by ``deadline`` (of ``time.monotonic``).
 

@@ -39,11 +39,10 @@ from chairlift.engine.process.folder import remove_abandoned
 
 log = logging.getLogger(__name__)
 
-# The time limit of a step is checked in this many parts. Only parts during which this process was
-# awake count: when it wakes up, messages from the engine may still be unread.
+# The time limits of a start and of a step are checked in this many parts. Only parts during which
+# this process was awake count: when it wakes up, messages from the engine may still be unread.
 TICKS = 20
-# A process that could not start sends the reason and ends with code 0. On a busy machine its end
-# may be noticed first.
+# A process that cannot start sends the reason, then ends with code 0; its end may be seen first.
 EXPLANATION_SECONDS = 5.0
 
 RestartReason = Literal["crash", "hang", "start"]
@@ -243,10 +242,9 @@ class ProcessClient(BaseEngineClient):
     async def _watch(self, began: float) -> str:
         """Waits until the engine hangs; returns a description."""
         limit = self._supervision.start_limit(self._first_start)
-        try:
-            await asyncio.wait_for(self._ready.wait(), limit)
-        except TimeoutError:
+        if limit is not None and not await self._becomes_ready(limit):
             return f"not ready after {limit:.0f} s"
+        await self._ready.wait()
         if self._first_start is None:
             self._first_start = time.monotonic() - began
         silent_ticks = 0
@@ -256,6 +254,14 @@ class ProcessClient(BaseEngineClient):
             idle = not any(stream.admitted for stream in self._streams.values())
             silent_ticks = 0 if idle or before != self.last_step else silent_ticks + 1
         return f"no step for {self._supervision.timeout:g} s"
+
+    async def _becomes_ready(self, limit: float) -> bool:
+        """Waits until the engine is ready, for at most ``limit`` seconds; returns whether it is."""
+        for _ in range(TICKS):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ready.wait(), limit / TICKS)
+                return True
+        return False
 
     async def _pause(self, end: _End, failures: int, seconds: float) -> None:
         """Waits before the next start; returns early if the client is stopped."""

@@ -3,12 +3,15 @@
 For each replica the router estimates the seconds by which the request and those beside it would be
 later, and takes the replica with the least:
 
-    prompt * Q                          it waits for the prompts ahead
-    + prompt * (P - hit) * (2 + min(R, rows))   what is missing of its prompt delays it and the
-                                        others, and
-                                        displaces as much from the cache, to be computed again
-    + 2 * row * min(O, R * output) / gain   it and the others make each other's steps longer
-    + max(0, R + n - rows) / rows * output / gain * step(rows)      it waits for free rows
+    prompt * Q
+        it waits for the prompts ahead
+    + prompt * (P - hit) * (2 + min(R, rows))
+        what is missing of its prompt delays it and the others, and displaces as much from the
+        cache, to be computed again
+    + 2 * row * min(O, R * output) / gain
+        it and the others make each other's steps longer
+    + max(0, R + n - rows) / rows * output / gain * step(rows)
+        it waits for free rows
 
 Q: prompt tokens at the replica that are not computed yet. P: the prompt's tokens. hit: those that
 the replica was sent before. R: its unfinished choices. O: output tokens that these are still

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from functools import partial
@@ -26,6 +27,7 @@ from chairlift.engine.device import memory, profile
 from chairlift.engine.device.dispatch import Dispatcher, make_dispatcher
 from chairlift.engine.device.impossible import check_model_settings, check_settings
 from chairlift.engine.device.limits import build_limits
+from chairlift.engine.device.openmp import remove_registration
 from chairlift.engine.errors import ModelError
 from chairlift.engine.grammar.compiler import Compiler
 from chairlift.engine.grammar.language import Lexicon, lexicon
@@ -154,6 +156,8 @@ def serve_loaded(
         dispatcher=dispatcher,
     )
     core.compile()
+    # It was read and written for the first product; a process that is killed would leave it.
+    remove_registration(os.getpid())
     return core, info
 
 
@@ -190,8 +194,6 @@ def _draft_model(
     """
     if config.speculative is None or config.speculative.model is None or source is None:
         return None
-    if config.tensor_parallel_size > 1:
-        raise ModelError("a draft model cannot be used with tensor parallelism")
     own = resolve(config.speculative.model, config.trust_remote_code)
     if load_tokenizer(own).get_vocab() != load_tokenizer(source).get_vocab():
         raise ModelError(f"the draft model {own.name} has another vocabulary than {source.name}")

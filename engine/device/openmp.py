@@ -1,27 +1,44 @@
-"""Removes what Intel's OpenMP, which MKL uses, leaves of a process that was killed.
+"""Intel's OpenMP, which MKL uses: whether it can start, and what it leaves of a killed process.
 
-The library registers each process in a file named by the process id, and reads a file that it
-finds. A process that is killed leaves its file. If it was killed at the wrong moment, the file is
-empty, and the next process with that id ends with a bus error when it loads the library.
+With its first product the library registers the process in a file named by the process id, and
+reads a file that it finds. Later it needs the file no more, so an engine that has started removes
+its own. A process that is killed before that leaves it. If it was killed at the wrong moment, the
+file is empty, and the next process with that id ends with a bus error.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
 _FOLDERS = (Path("/dev/shm"), Path("/tmp"))
+_BYTES = 1024
 # Named by the process id and, in newer versions, by the user's id.
 _NAME = re.compile(r"__KMP_REGISTERED_LIB_(\d+)(_\d+)?")
 
 
-def remove_registration(pid: int) -> None:
-    """Removes the registration of a process that has ended, or that has not loaded OpenMP yet.
+def has_room() -> bool:
+    """Whether a process can register. On a full /dev/shm the library ends it with a bus error.
 
-    A process that cannot be told from this one, because it has the same id in another container,
-    loses nothing: the file is only read when a process loads the library.
+    A folder that is missing or cannot be written to does no harm: the library goes on without.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=_FOLDERS[0]) as file:
+            os.posix_fallocate(file.fileno(), 0, _BYTES)
+    except OSError as error:
+        return error.errno not in (errno.ENOSPC, errno.EDQUOT)
+    return True
+
+
+def remove_registration(pid: int) -> None:
+    """Removes the registration of a process.
+
+    A process that cannot be told from it, because it has the same id in another container, loses
+    nothing: the file is only read with a process's first product.
     """
     names = (f"__KMP_REGISTERED_LIB_{pid}", f"__KMP_REGISTERED_LIB_{pid}_{os.getuid()}")
     for folder in _FOLDERS:

@@ -3,7 +3,8 @@
 A rank's standard input is its lifeline and carries the messages to it; its standard output carries
 its answers. So nothing has to be found, and nothing stays behind: a rank ends when the pipe closes,
 that is, when rank 0 has ended for any reason. When a rank ends, rank 0 ends at once, because a step
-would wait forever for that rank's part; the server then starts all of them again.
+would wait forever for that rank's part; the server then starts all of them again. If SIGKILL has
+ended the rank, it ends rank 0 as well: the server then knows that no request has to be at fault.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import logging
 import os
 import queue
 import shlex
+import signal
 import subprocess
 import sys
 import threading
@@ -145,7 +147,8 @@ class Followers:
             The numbers that each rank has reported.
 
         Raises:
-            ModelError: a rank has failed or ended, or computes on another kind of device.
+            ModelError: a rank has failed, has ended with an exit code, or computes on another kind
+                of device. If a signal has ended a rank, this process ends as well.
         """
         numbers = self.gather(mine)
         self.send(Proceed(numbers))
@@ -176,6 +179,15 @@ class Followers:
         for stream in self._inputs:
             _send(stream, data)
 
+    def end_if_lost(self) -> None:
+        """Call it before rank 0 reports a failure: it does not return if a signal has ended a rank.
+
+        That rank is the cause then, and its listener ends this process.
+        """
+        time.sleep(LAST_SECONDS)  # a connection is closed shortly before its process has ended
+        if self._lost:
+            threading.Event().wait()
+
     def close(self) -> None:
         """Ends the processes."""
         self._ending = True
@@ -188,29 +200,41 @@ class Followers:
             process.kill()
             process.wait()
 
+    @property
+    def _lost(self) -> bool:
+        """Whether a signal has ended a rank: whatever sent it may spare the next one."""
+        return any((process.poll() or 0) < 0 for process in self._processes)
+
     def _listen(self, rank: int, process: subprocess.Popen[bytes]) -> None:
         """Receives a rank's messages until it ends."""
         assert process.stdout is not None
         decoder = msgspec.msgpack.Decoder(FromRank)
         failure: str | None = None
-        while (data := receive(process.stdout)) is not None:
-            message = decoder.decode(data)
-            match message:
-                case Report():
-                    self._reports.put((rank, message))
-                case Failed():
-                    failure = message.message
-                    break
-        cause = failure or f"its process {_cause(process.wait())}"
-        self._reports.put((rank, cause))
+        try:
+            while (data := receive(process.stdout)) is not None:
+                message = decoder.decode(data)
+                match message:
+                    case Report():
+                        self._reports.put((rank, message))
+                    case Failed():
+                        failure = message.message
+                        break
+        except (msgspec.DecodeError, MemoryError, OverflowError):
+            failure = "something else prints to its standard output, such as a shell's start files"
+        code = 1 if failure is not None else process.wait()
+        cause = failure or f"its process {_cause(code)}"
+        if code >= 0:
+            self._reports.put((rank, cause))
         if not self._serving:
             time.sleep(START_GRACE)
         if self._ending:
             return
         log.error("rank %d: %s; the engine ends", rank, cause)
-        if failure is not None and not self._serving:
-            self._on_failed(f"rank {rank}: {failure}")
+        if not self._serving and not self._lost:
+            self._on_failed(f"rank {rank}: {cause}")
         time.sleep(LAST_SECONDS)
+        if any(each.poll() == -signal.SIGKILL for each in self._processes):
+            os.kill(os.getpid(), signal.SIGKILL)
         os._exit(1)
 
 

@@ -8,8 +8,7 @@ import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 import msgspec
 
@@ -112,26 +111,28 @@ def environment(place: RankPlace, backend: Backend) -> Iterator[None]:
     """
     address, port = place.coordinator
     os.environ |= {"MLX_RANK": str(place.rank), "MLX_WORLD_SIZE": str(place.size)}
-    with tempfile.TemporaryDirectory(prefix="chairlift-ranks-") as folder:
+    # A file without a name: nothing is left if this process is killed meanwhile.
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as file:
         match backend:
             case "nccl":
                 os.environ |= {"NCCL_HOST_IP": address, "NCCL_PORT": str(port)}
             case "ring":
-                os.environ["MLX_HOSTFILE"] = _written(folder, place.ring)
+                os.environ["MLX_HOSTFILE"] = _written(file, place.ring)
             case _:
                 os.environ |= {
                     "MLX_JACCL_COORDINATOR": f"{address}:{port}",
-                    "MLX_IBV_DEVICES": _written(folder, place.rdma),
+                    "MLX_IBV_DEVICES": _written(file, place.rdma),
                 }
                 if backend == "jaccl-ring":
                     os.environ["MLX_JACCL_RING"] = "1"
         yield
 
 
-def _written(folder: str, value: object) -> str:
-    path = Path(folder) / "hosts.json"
-    path.write_text(json.dumps(value))
-    return str(path)
+def _written(file: IO[str], value: object) -> str:
+    """The path by which this process may read the file once."""
+    json.dump(value, file)
+    file.seek(0)
+    return f"/dev/fd/{file.fileno()}"
 
 
 def _count(hosts: tuple[Host, ...], host: Host) -> int:

@@ -14,7 +14,7 @@ import zmq
 import zmq.asyncio
 
 from chairlift.engine.config import encode_path
-from chairlift.engine.device.openmp import remove_registration
+from chairlift.engine.device.openmp import remove_abandoned_registrations
 from chairlift.engine.messages import FromEngine, Shutdown, ToEngine
 from chairlift.engine.process.blackbox import BlackBoxReader
 from chairlift.engine.process.engine_process import Start
@@ -127,8 +127,8 @@ class EngineProcess:
 
     def close(self) -> None:
         """Releases the socket and the folder of a process that has ended."""
-        if self._process is not None:
-            remove_registration(self._process.pid)
+        # That of the process, and those of the further ranks that it has started.
+        remove_abandoned_registrations()
         self._listener.cancel()
         self._resources.close()
 

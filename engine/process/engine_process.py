@@ -177,6 +177,8 @@ def _serve(socket: zmq.Socket[bytes], folder: Path, warning: str | None) -> None
     gc.enable()
 
     def send(message: FromEngine) -> None:
+        if leader is not None and isinstance(message, StartFailed):
+            leader.followers.end_if_lost()
         if isinstance(message, ModelInfo):
             message = msgspec.structs.replace(message, advice=speed_advice(blas))
             if kernels is not None:
@@ -190,8 +192,10 @@ def _serve(socket: zmq.Socket[bytes], folder: Path, warning: str | None) -> None
         ranks = leader.join() if leader else ALONE
         run(start.config, start.source, SocketInbox(socket), send, black_box.note, ranks)
     except ModelError as error:
-        fail(str(error))
+        send(StartFailed(str(error)))
     except EngineDead:
+        if leader is not None:
+            leader.followers.end_if_lost()
         sys.exit(1)
     finally:
         if leader is not None:

@@ -171,8 +171,11 @@ def test_a_full_queue_drops_counts_and_logs_once(
     gate.set()
     assert store.flush(5)
     assert len(store) == 3
+    gate.clear()
+    assert store.save_all([evicted_node([9, *PROMPT])], 0.05) == 0  # it still waits
+    gate.set()
     assert store.save_all(nodes, 5) == 5  # waits for room instead of dropping
-    assert len(store) == 5
+    assert len(store) == 6
     assert store.close(5)
     assert not store.put(nodes[0])
 

@@ -96,6 +96,23 @@ def test_files_of_other_models_are_left_alone(make_store: MakeStore) -> None:
     assert all(path.exists() for path in (theirs, note, disguised))
 
 
+def test_pipes_and_folders_are_no_prefixes(
+    make_store: MakeStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = make_store()
+    put_all(store, evicted_node(PROMPT), evicted_node([7, *PROMPT]))
+    pipe, folder = stored_files(store)
+    store.close(5)
+    for path in (pipe, folder):
+        path.unlink()
+    os.mkfifo(pipe)
+    folder.mkdir()
+    assert len(make_store()) == 0
+    assert pipe.is_fifo()
+    assert folder.is_dir()
+    assert not caplog.records
+
+
 def test_vanished_files_are_a_miss(make_store: MakeStore, caplog: pytest.LogCaptureFixture) -> None:
     store = make_store()
     put_all(store, evicted_node(PROMPT[:10]), evicted_node(PROMPT, 10))
@@ -111,6 +128,8 @@ def test_vanished_files_are_a_miss(make_store: MakeStore, caplog: pytest.LogCapt
     assert_consistent(store)
 
 
+# The part of a temporary file's name that makes it unique.
+TOKEN = "0123456789abcdef"
 WRITING = """
 import sys, time
 from pathlib import Path
@@ -130,9 +149,11 @@ def test_parts_of_a_killed_server_are_removed_and_those_of_a_running_one_stay(
     directory.mkdir()
     linked = tmp_path / "linked"
     linked.touch()
-    (directory / ".link.tmp").symlink_to(linked)
-    (directory / ".folder.tmp").mkdir()
-    others = {".link.tmp", ".folder.tmp"}
+    others = {f".link.{TOKEN}.tmp", f".folder.{TOKEN}.tmp", f".pipe.{TOKEN}.tmp", ".mine.tmp"}
+    (directory / f".link.{TOKEN}.tmp").symlink_to(linked)
+    (directory / f".folder.{TOKEN}.tmp").mkdir()
+    os.mkfifo(directory / f".pipe.{TOKEN}.tmp")
+    (directory / ".mine.tmp").touch()
     servers = [
         subprocess.Popen(
             [sys.executable, "-c", WRITING, str(directory), "a"], stdout=subprocess.PIPE
@@ -165,11 +186,12 @@ def test_without_locks_only_old_parts_are_removed(
     monkeypatch.setattr(fcntl, "flock", refuse)
     directory = tmp_path / "prefixes"
     directory.mkdir()
-    for name, age in ((".a.tmp", 10_000), (".b.tmp", 1)):
-        (directory / name).write_text("x")
-        os.utime(directory / name, (time.time() - age,) * 2)
+    old, new = directory / f".a.{TOKEN}.tmp", directory / f".b.{TOKEN}.tmp"
+    for path, age in ((old, 10_000), (new, 1)):
+        path.write_text("x")
+        os.utime(path, (time.time() - age,) * 2)
     store = make_store()
-    assert [path.name for path in directory.iterdir()] == [".b.tmp"]
+    assert list(directory.iterdir()) == [new]
     put_all(store, evicted_node(PROMPT))
     assert len(stored_files(store)) == 1
 
@@ -202,6 +224,7 @@ def test_a_full_disk_does_not_end_the_writer_thread(
         put_all(store, evicted_node(PROMPT), evicted_node([7, *PROMPT]))
     assert store.stats.failed == 2
     assert len(caplog.records) == 1
+    assert store.save_all([evicted_node(PROMPT)], 5) == 0
     monkeypatch.setattr(store_files, "write_node", write)
     put_all(store, evicted_node(PROMPT))
     assert len(store) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from support.engine.fake_process import Process
 
 from chairlift.api.observe.canary import ATTEMPTS, Canary
 from chairlift.engine.client import process_client as clients
-from chairlift.engine.client.process_client import ProcessClient
+from chairlift.engine.client.process_client import TICKS, ProcessClient
 from chairlift.engine.client.stream import Stream
 from chairlift.engine.client.supervision import Supervision
 from chairlift.engine.config import EngineConfig
@@ -139,6 +140,21 @@ async def test_stopping_does_not_wait_for_a_loading_engine(client: ProcessClient
     async with asyncio.timeout(180):
         await client.stop()
     stream.close()
+
+
+async def test_time_in_which_the_server_was_stopped_is_no_hang_of_a_start(
+    client: ProcessClient,
+) -> None:
+    """As a stopped server that continues: the time limit is over, and the message is unread."""
+    client._supervision = Supervision(timeout=1.0, backoff=0.01)
+    limit = client._supervision.start_limit(client._first_start)
+    assert limit is not None
+    engine = await crash()
+    await asyncio.sleep(0.1)
+    time.sleep(1.1 * limit)  # noqa: ASYNC251
+    asyncio.get_running_loop().call_later(limit / TICKS / 2, engine.receive, model_info())
+    await until(lambda: client.unhealthy is None)
+    assert Process.started[-1] is engine
 
 
 async def test_a_replay_that_crashes_the_engine_is_not_repeated(

@@ -46,6 +46,43 @@ def test_a_killed_process_does_not_end_the_next_one_with_its_id(left: bytes) -> 
     assert done.returncode == 0, done.stderr
 
 
+_FULL = """
+import errno, os
+def fail(*arguments):
+    raise OSError(errno.ENOSPC, "No space left on device")
+os.posix_fallocate = fail
+from chairlift.engine.cpu.blas import load_fast_blas
+report = load_fast_blas()
+print(report.name)
+print(report.warning)
+"""
+
+
+@needs_mkl
+def test_mkl_is_not_used_on_a_full_folder_where_it_would_end_the_process() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _FULL],
+        env={**os.environ, "CHAIRLIFT_BLAS": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    name, warning = done.stdout.splitlines()
+    assert name != "mkl"
+    assert warning.count("MKL is not used, because /dev/shm is full") == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="MLX has Accelerate elsewhere")
+def test_a_folder_that_cannot_be_written_to_is_not_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openmp, "_FOLDERS", (tmp_path / "missing",))
+    assert openmp.has_room()
+    monkeypatch.setattr(openmp, "_FOLDERS", (tmp_path,))
+    assert openmp.has_room()
+    assert not list(tmp_path.iterdir())
+
+
 def test_registrations_of_ended_processes_are_removed_and_others_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

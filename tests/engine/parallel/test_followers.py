@@ -61,6 +61,8 @@ def rank_0(
     [
         ("answer(Failed('no such file'))", "rank 2: no such file"),
         ("answer(Report('cuda'))", "rank 2 computes on cuda and rank 0 on cpu"),
+        ("print('Welcome to this host', flush=True)", "rank 2: something else prints"),
+        ("send(sys.stdout.buffer, b'Welcome')", "rank 2: something else prints"),
     ],
 )
 def test_rank_0_learns_why_a_rank_cannot_start(tmp_path: Path, bad: str, why: str) -> None:
@@ -89,13 +91,82 @@ def test_rank_0_ends_with_any_rank(tmp_path: Path) -> None:
     assert "rank 2: its process was ended by signal 6" in ended.stderr
 
 
-def test_a_rank_that_fails_among_the_first_sums_is_explained(tmp_path: Path) -> None:
-    """Rank 0 may wait within MLX for that rank, and so cannot do it itself."""
+@pytest.mark.parametrize(
+    ("end", "printed", "code"),
+    [
+        ("os.kill(os.getpid(), 9)", "", -9),
+        ("os.abort()", "", 1),
+        ("os._exit(255)", "rank 1: its process ended with exit code 255", 0),
+    ],
+)
+def test_rank_0_has_no_error_to_report_if_a_signal_has_ended_a_rank_at_the_start(
+    tmp_path: Path, end: str, printed: str, code: int
+) -> None:
+    """The server then starts all ranks again, as after a signal to rank 0."""
+    script = """
+    try:
+        ranks.meet(followers.Report("cpu"))
+    except ModelError as error:
+        print(error, flush=True)
+        ranks.close()
+    """
+    ended = rank_0(tmp_path, [RANK + end], script, grace=0.0 if code else 30.0)
+    assert ended.stdout.strip() == printed
+    assert ended.returncode == code
+    assert ("rank 1: its process was ended by signal" in ended.stderr) == bool(code)
+
+
+@pytest.mark.parametrize(
+    ("end", "code"), [("os.kill(os.getpid(), 9)", -9), ("os.abort()", 1), ("receive(fd)", 7)]
+)
+@pytest.mark.parametrize("serving", [False, True])
+def test_a_failure_of_rank_0_is_reported_unless_a_signal_has_ended_a_rank(
+    tmp_path: Path, end: str, code: int, serving: bool
+) -> None:
+    """Within MLX rank 0 may notice the end of a connection before the end of a process."""
+    script = f"""
+    ranks.meet(followers.Report("cpu"))
+    {"ranks.serve()" if serving else ""}
+    ranks.end_if_lost()
+    ranks.close()
+    sys.exit(7)
+    """
+    rank = RANK + f"fd = sys.stdin.buffer\nanswer(Report('cpu')); receive(fd); {end}"
+    assert rank_0(tmp_path, [GOOD, rank], script, grace=0.5).returncode == code
+
+
+def test_a_failure_beside_a_killed_rank_is_not_blamed(tmp_path: Path) -> None:
+    """A rank that is left alone in a sum of several fails, too."""
+    joined = RANK + "answer(Report('cpu')); receive(sys.stdin.buffer); "
+    ranks = [joined + "answer(Failed('RuntimeError'))", joined + "os.kill(os.getpid(), 9)"]
     script = """
     ranks.meet(followers.Report("cpu"))
     time.sleep(30)
     """
-    failing = RANK + "answer(Report('cpu')); receive(sys.stdin.buffer); answer(Failed('too big'))"
-    ended = rank_0(tmp_path, [failing], script)
-    assert ended.stdout.strip() == "failed: rank 1: too big"
+    ended = rank_0(tmp_path, ranks, script, grace=1.0)
+    assert ended.stdout == ""
+    assert ended.returncode == -9
+
+
+@pytest.mark.parametrize(
+    ("end", "why"),
+    [
+        ("answer(Failed('too big'))", "failed: rank 1: too big"),
+        ("os._exit(255)", "failed: rank 1: its process ended with exit code 255"),
+        ("os.abort()", ""),
+    ],
+)
+@pytest.mark.parametrize("joined", [True, False])
+def test_a_rank_that_fails_while_rank_0_is_busy_is_explained(
+    tmp_path: Path, end: str, why: str, joined: bool
+) -> None:
+    """Rank 0 may import, or wait within MLX for that rank, and so cannot do it itself."""
+    script = f"""
+    if {joined}:
+        ranks.meet(followers.Report("cpu"))
+    time.sleep(30)
+    """
+    join = "answer(Report('cpu')); receive(sys.stdin.buffer); " if joined else ""
+    ended = rank_0(tmp_path, [RANK + join + end], script)
+    assert ended.stdout.strip() == why
     assert ended.returncode == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,12 @@ import pytest
 
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.errors import ModelError
+from chairlift.engine.messages.speculative_config import SpeculativeConfig
 from chairlift.engine.parallel.followers import command
 from chairlift.engine.parallel.hostfile import read_hostfile
 from chairlift.engine.parallel.place import choose_device, environment, local_places, places_of
+
+DRAFT_MODEL = SpeculativeConfig("draft_model", "x")
 
 
 def written(path: Path, value: Any) -> Path:
@@ -90,10 +94,14 @@ def test_the_environment_of_each_backend(monkeypatch: pytest.MonkeyPatch, tmp_pa
     hosts = [{"ssh": str(i), "ips": [f"10.0.0.{i}"], "rdma": rdma[i]} for i in range(2)]
     place = places_of(read_hostfile(written(tmp_path, hosts), 2))[1]
     monkeypatch.setattr(os, "environ", {"NCCL_P2P_DISABLE": "1"})
+    (temporary := tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     address, port = place.coordinator
     with environment(place, "ring"):
         ring = json.loads(Path(os.environ["MLX_HOSTFILE"]).read_text())
         assert ring == [list(node) for node in place.ring]
+        # A rank that is killed while it joins leaves no file.
+        assert not list(temporary.iterdir())
     assert not Path(os.environ["MLX_HOSTFILE"]).exists()
     with environment(place, "nccl"):
         assert os.environ["NCCL_HOST_IP"] == address
@@ -112,6 +120,7 @@ def test_the_environment_of_each_backend(monkeypatch: pytest.MonkeyPatch, tmp_pa
         ({"hostfile": Path("x")}, "hostfile needs"),
         ({"tensor_parallel_size": 2, "prefix_cache_dir": Path("x")}, "prefix-cache-dir"),
         ({"tensor_parallel_size": 2, "swap_dir": Path("x")}, "swap-dir"),
+        ({"tensor_parallel_size": 2, "speculative": DRAFT_MODEL}, "draft model"),
     ],
 )
 def test_settings_that_cannot_be_combined(settings: dict[str, Any], why: str) -> None:

@@ -119,10 +119,15 @@ def runs(pid: int) -> bool:
         return False
 
 
+def registrations(pid: int) -> list[Path]:
+    return list(Path("/dev/shm").glob(f"__KMP_REGISTERED_LIB_{pid}_*"))
+
+
 async def test_two_ranks_and_a_killed_one(tmp_path: Path) -> None:
     path = tiny_model_dir(tmp_path, "llama")
     requests = [submission(prompt, 90) for prompt in prompts(5)]
     expected = await alone(path, requests)
+    pids: list[int] = []
     # Two rows fit when they join, and one once both have grown.
     async with two_ranks(path, max_rows=6, kv_memory=420 * 256, prefix_cache_bytes=1 << 22) as (
         client,
@@ -141,6 +146,9 @@ async def test_two_ranks_and_a_killed_one(tmp_path: Path) -> None:
 
         # A rank that is lost costs a restart of all, and no token.
         pid, (other,) = client.pid, followers(client.pid)
+        pids += [pid or 0, other]
+        # A rank that is killed leaves no file: it has removed the one by which OpenMP knows it.
+        assert not registrations(pids[0]) + registrations(other)
         again = [submission(prompt, 40) for prompt in prompts(4)]
         got = asyncio.create_task(replies(client, again))
         stats.clear()
@@ -154,9 +162,11 @@ async def test_two_ranks_and_a_killed_one(tmp_path: Path) -> None:
         # Not even a stopped rank outlives rank 0.
         pid, (other,) = client.pid, followers(client.pid)
         assert pid is not None
+        pids += [pid, other]
         os.kill(other, signal.SIGSTOP)
         os.kill(pid, signal.SIGKILL)
         await until(lambda: not runs(other))
+    assert not [pid for pid in pids if registrations(pid)]
 
 
 async def test_experts_on_two_ranks(tmp_path: Path) -> None:
