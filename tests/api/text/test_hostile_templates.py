@@ -94,6 +94,7 @@ def little_memory() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", HUGE)
 def test_huge_operations_are_refused_at_once(template: str, little_memory: None) -> None:
     assert vocabulary  # which installs the bounds
@@ -104,6 +105,8 @@ def test_huge_operations_are_refused_at_once(template: str, little_memory: None)
 
 
 USUAL = [
+    "{% for m in messages %}{% generation %}{{ m.content[:9] }}{% endgeneration %}"
+    "{% if loop.index == 2 %}{% break %}{% endif %}{% endfor %}{{ loop_missing is defined }}",
     "{% for m in messages %}{{ m.role ~ ': ' ~ m.content }}\n{% endfor %}{{ '=' * 3 }}",
     "{{ messages|tojson(indent=4) }}{{ messages|map(attribute='role')|join(', ') }}",
     "{% set ns = namespace(text='') %}{% for m in messages %}"
