@@ -189,6 +189,6 @@ def _kernel(warps: int) -> Any:
         name=f"chairlift_skinny_product_{warps}",
         input_names=["x", "weight", "norm", "eps", "to"],
         output_names=["out"],
-        header=included("ptx", "skinny_header") + launch_bounds(warps * 32, 1),
+        header=included("ptx") + launch_bounds(warps * 32, 1),
         source=included("skinny"),
     )

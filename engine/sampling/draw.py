@@ -20,6 +20,19 @@ MIN_TIME = 1e-10
 BELOW_ONE = 1 - 2**-24
 
 
+def uniform_numbers(keys: mx.array, vocabulary: int) -> mx.array:
+    """The random numbers of a draw: ``[rows, 1 + ceil(vocabulary / PARTS)]`` float32 below 1.
+
+    The first of a row draws a part of the vocabulary, the others are for that part's tokens.
+
+    Args:
+        keys: ``[rows, 2]`` uint32, MLX's random keys.
+    """
+    count = 1 + -(-vocabulary // PARTS)
+    numbers: mx.array = mx.vmap(lambda key: mx.random.uniform(shape=(count,), key=key))(keys)
+    return numbers
+
+
 def sample_categorical(weights: mx.array, keys: mx.array) -> mx.array:
     """Samples one token for each row.
 
@@ -38,7 +51,7 @@ def sample_categorical(weights: mx.array, keys: mx.array) -> mx.array:
     length = -(-vocabulary // PARTS)
     padded = mx.pad(weights, [(0, 0), (0, PARTS * length - vocabulary)])
     parts = padded.reshape(rows, PARTS, length)
-    uniform = mx.vmap(lambda key: mx.random.uniform(shape=(1 + length,), key=key))(keys)
+    uniform = uniform_numbers(keys, vocabulary)
     part_sums = parts.sum(axis=-1)
     cumulative = part_sums.cumsum(axis=-1)
     total = cumulative[:, -1:]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from functools import cached_property
 
 import mlx.core as mx
 import numpy as np
@@ -12,11 +13,13 @@ from numpy.typing import NDArray
 
 from chairlift.engine.messages import SamplingParams
 
+# Temperatures below this (vLLM's bound) are greedy, because all weights would be 1 or 0.
+GREEDY_BELOW = 1e-5
 # Random keys are computed modulo two to the power of 64.
 _BITS = 0xFFFFFFFFFFFFFFFF
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Drawing:
     """The rows to draw tokens for, in order; a row may occur again.
 
@@ -24,6 +27,8 @@ class Drawing:
         rows: their numbers, ``[rows]`` int32.
         temperature: ``[rows, 1]`` float32.
         top_k, top_p, min_p: as ``temperature``; None if no row has that filter.
+        largest_k: the largest top_k, if every row has that filter; else 0.
+        options: all four, ``[4, rows]`` float32; a temperature of 0 for greedy rows.
         seeds: ``[rows]``.
     """
 
@@ -32,6 +37,7 @@ class Drawing:
     top_k: mx.array | None
     top_p: mx.array | None
     min_p: mx.array | None
+    largest_k: int
     seeds: NDArray[np.uint64]
     _rows: list[int]
 
@@ -45,9 +51,21 @@ class Drawing:
             column(own, lambda p: p.top_k) if any(p.top_k > 0 for p in own) else None,
             column(own, lambda p: p.top_p) if any(p.top_p < 1 for p in own) else None,
             column(own, lambda p: p.min_p) if any(p.min_p > 0 for p in own) else None,
+            max(p.top_k for p in own) if all(p.top_k > 0 for p in own) else 0,
             np.array([p.seed & _BITS for p in own], np.uint64),
             rows,
         )
+
+    @cached_property
+    def options(self) -> mx.array:
+        none = mx.zeros_like(self.temperature)
+        columns = [
+            mx.where(self.temperature < GREEDY_BELOW, 0.0, self.temperature),
+            none if self.top_k is None else self.top_k,
+            none + 1 if self.top_p is None else self.top_p,
+            none if self.min_p is None else self.min_p,
+        ]
+        return mx.stack([one[:, 0] for one in columns])
 
     def keys(self, generated: Seq[int]) -> NDArray[np.uint32]:
         """The random key of each row's next token: ``[rows, 2]`` uint32 (splitmix64's finalizer).

@@ -1,7 +1,8 @@
-"""top_k, top_p and min_p without sorting: each becomes a minimum probability of a token.
+"""top_k, top_p and min_p: each becomes a minimum probability of a token.
 
-Halving an interval around the threshold reads memory less often than sorting on a GPU. On the CPU
-``host_filters`` is faster than either.
+Halving an interval around the threshold reads memory less often than sorting the vocabulary on a
+GPU. A small top_k in every row needs neither. On the CPU ``host_filters`` is faster, and on CUDA
+one kernel (``engine.cuda.sampling``).
 """
 
 from __future__ import annotations
@@ -11,16 +12,23 @@ from collections.abc import Callable
 import mlx.core as mx
 
 from chairlift.engine.sampling.host_filters import SMALLEST, host_thresholds
+from chairlift.engine.sampling.top import largest
 
 # The bits of non-negative floats, read as integers, have the order of the floats, so the search
 # bisects integers. A halving for top_p sums the vocabulary, so top_p stops at a relative precision
 # of 4e-6. A halving for top_k only counts, so top_k continues to the last bit.
 TOP_P_HALVINGS = 22
 TOP_K_HALVINGS = 29
+# With a top_k of at most this in every row, the largest weights are sorted.
+SMALL_TOP_K = 128
 
 
 def thresholds(
-    weights: mx.array, top_k: mx.array | None, top_p: mx.array | None, min_p: mx.array | None
+    weights: mx.array,
+    top_k: mx.array | None,
+    top_p: mx.array | None,
+    min_p: mx.array | None,
+    largest_k: int = 0,
 ) -> mx.array:
     """The minimum weight of a token to be sampled, for each row.
 
@@ -32,12 +40,15 @@ def thresholds(
         top_k: ``[rows, 1]``, 0 for off. For each filter, None means off for all rows.
         top_p: ``[rows, 1]``, 1 for off.
         min_p: ``[rows, 1]``, 0 for off.
+        largest_k: the largest top_k, if it is on in all rows; else 0.
 
     Returns:
         ``[rows, 1]``. Tokens that tie with the last included one are included as well.
     """
     if mx.default_device().type == mx.DeviceType.cpu:
         return host_thresholds(weights, top_k, top_p, min_p)
+    if top_k is not None and 0 < largest_k <= SMALL_TOP_K:
+        return small_thresholds(weights, top_k, top_p, min_p, largest_k)
     return halved_thresholds(weights, top_k, top_p, min_p)
 
 
@@ -82,3 +93,27 @@ def _largest(start: mx.array, halvings: int, enough: Callable[[mx.array], mx.arr
         low = mx.where(fits, middle, low)
         high = mx.where(fits, high, middle - 1)
     return low.view(mx.float32)
+
+
+def small_thresholds(
+    weights: mx.array,
+    top_k: mx.array,
+    top_p: mx.array | None,
+    min_p: mx.array | None,
+    largest_k: int,
+) -> mx.array:
+    """As ``thresholds``, lazily, with a top_k from 1 to ``largest_k`` in every row."""
+    _, ordered = largest(weights, min(largest_k, weights.shape[1]))
+    last = mx.minimum(top_k.astype(mx.int32), ordered.shape[1]) - 1
+    minimum = mx.maximum(mx.take_along_axis(ordered, last, axis=-1), SMALLEST)
+    if top_p is not None:
+        above = mx.where(ordered > minimum, ordered, 0.0)
+        # Tokens that tie with the last one are kept, and may be in other blocks.
+        ties = (weights == minimum).sum(axis=-1, keepdims=True)
+        total = above.sum(axis=-1, keepdims=True) + ties * minimum
+        reached = above.cumsum(axis=-1) >= top_p * total
+        nucleus = mx.where(above > 0, above, minimum)
+        kept = mx.take_along_axis(nucleus, mx.argmax(reached, axis=-1, keepdims=True), axis=-1)
+        kept = mx.where(reached.any(axis=-1, keepdims=True), kept, minimum)
+        minimum = mx.where(top_p < 1, mx.maximum(kept, minimum), minimum)
+    return minimum if min_p is None else mx.maximum(minimum, min_p)

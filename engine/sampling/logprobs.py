@@ -7,6 +7,7 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from chairlift.engine.sampling.math import exp
+from chairlift.engine.sampling.top import largest
 
 # Positions converted at once: a prompt's logits may be hundreds of megabytes.
 SLICE = 64
@@ -40,14 +41,8 @@ def top_logprobs(logits: mx.array, tokens: mx.array, k: int) -> TopLogprobs:
     if k <= 1:
         best = mx.argmax(logits, axis=-1, keepdims=True)[:, :k]
         return TopLogprobs(chosen[:, 0], best, (highest - total)[:, :k])
-    best = mx.argpartition(-logits, k - 1, axis=-1)[:, :k]
-    top = mx.take_along_axis(logits, best, axis=-1)
-    order = mx.argsort(-top, axis=-1)
-    return TopLogprobs(
-        chosen[:, 0],
-        mx.take_along_axis(best, order, axis=-1),
-        mx.take_along_axis(top, order, axis=-1) - total,
-    )
+    best, top = largest(logits, k)
+    return TopLogprobs(chosen[:, 0], best, top - total)
 
 
 def top_logprobs_in_slices(logits: mx.array, tokens: mx.array, k: int) -> TopLogprobs:

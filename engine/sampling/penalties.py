@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 import mlx.core as mx
@@ -74,8 +76,29 @@ class TokenCounts:
         Returns:
             ``[rows, vocabulary]``; finite logits never become +inf or NaN.
         """
-        present = self.in_output > 0
-        repeated = mx.where(logits > 0, logits / repetition, logits * repetition)
-        logits = mx.where(self.in_prompt | present, repeated, logits)
-        logits = logits - presence * present - frequency * self.in_output
-        return mx.minimum(logits, HIGHEST)
+        call = _penalized if mx.default_device() == mx.cpu else _compiled()
+        counted = self.in_prompt, self.in_output
+        result: mx.array = call(logits, *counted, repetition, presence, frequency)
+        return result
+
+
+def _penalized(
+    logits: mx.array,
+    in_prompt: mx.array,
+    in_output: mx.array,
+    repetition: mx.array,
+    presence: mx.array,
+    frequency: mx.array,
+) -> mx.array:
+    present = in_output > 0
+    repeated = mx.where(logits > 0, logits / repetition, logits * repetition)
+    logits = mx.where(in_prompt | present, repeated, logits)
+    logits = logits - presence * present - frequency * in_output
+    return mx.minimum(logits, HIGHEST)
+
+
+@functools.cache
+def _compiled() -> Callable[..., mx.array]:
+    """``_penalized`` as one kernel: its twelve operations would each read and write all logits."""
+    call: Callable[..., mx.array] = mx.compile(_penalized, shapeless=True)
+    return call

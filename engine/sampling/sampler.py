@@ -11,17 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chairlift.engine.messages import SamplingParams
-from chairlift.engine.sampling.draw import sample_categorical
-from chairlift.engine.sampling.drawing import Drawing, column
-from chairlift.engine.sampling.filters import thresholds
+from chairlift.engine.sampling.choice import TokenChoice
+from chairlift.engine.sampling.drawing import column
 from chairlift.engine.sampling.logprobs import TopLogprobs, top_logprobs
 from chairlift.engine.sampling.masks import Bits, masked
-from chairlift.engine.sampling.math import exp
-from chairlift.engine.sampling.outcomes import row_outcomes
 from chairlift.engine.sampling.penalties import TokenCounts
 
-# Temperatures below this (vLLM's bound) are greedy, because all weights would be 1 or 0.
-GREEDY_BELOW = 1e-5
 # Added to a stop token's logit before min_tokens. It is finite, so that the row can still end where
 # a grammar allows only a stop token.
 _BANNED = -1e30
@@ -68,10 +63,6 @@ class SamplerRow:
     output: Seq[int]
 
     @property
-    def greedy(self) -> bool:
-        return self.params.temperature < GREEDY_BELOW
-
-    @property
     def penalized(self) -> bool:
         p = self.params
         return p.repetition_penalty != 1 or bool(p.presence_penalty or p.frequency_penalty)
@@ -107,21 +98,19 @@ class Sampler:
         """Sets the rows, and finds out once which steps of sampling any of them needs."""
         self._rows = rows
         self._params = [row.params for row in rows]
-        # The numbers of the rows that are not greedy, and of those that request log-probabilities.
-        self._drawn = [number for number, row in enumerate(rows) if not row.greedy]
+        self._choice = TokenChoice(self._params, self._size, self._upload)
+        # The numbers of the rows that request log-probabilities.
         self._scored = [i for i, params in enumerate(self._params) if params.logprobs is not None]
         self._bans = any(params.min_tokens for params in self._params)
         # Made at the first step with these rows. The result of ``_bias_entries``, and its argument:
         self._bias: tuple[list[int], mx.array] | None = None
         # Repetition, presence and frequency penalty, each ``[rows, 1]``.
         self._penalties: tuple[mx.array, mx.array, mx.array] | None = None
-        # The drawings by their number of lines.
-        self._drawings: dict[int, Drawing] = {}
 
     @property
     def needs_positions(self) -> bool:
         """Whether the next token of any row depends on the number of its output tokens."""
-        return bool(self._drawn) or self._bans
+        return bool(self._choice.drawn) or self._bans
 
     def rearrange(self, kept: Seq[int], joined: Seq[SamplerRow]) -> None:
         """Keeps the rows numbered ``kept``, in that order, then adds ``joined``."""
@@ -151,31 +140,18 @@ class Sampler:
         if self._counts is not None or masks is not None:
             logits = logits[:count]
         raw = logits.astype(mx.float32)
-        logits = self._biased(raw, generated)
+        changed = self._biased(raw, generated)
         if self._counts is not None:
             self._penalties = self._penalties or (
                 column(self._params, lambda p: p.repetition_penalty),
                 column(self._params, lambda p: p.presence_penalty),
                 column(self._params, lambda p: p.frequency_penalty),
             )
-            logits = self._counts.penalize(logits, *self._penalties)
+            changed = self._counts.penalize(changed, *self._penalties)
         if masks is not None:
-            logits = masked(logits, masks)
-        chosen = mx.argmax(logits, axis=-1).astype(mx.int32)
-        best = mx.take_along_axis(logits, chosen[:, None], axis=-1)
-        drawn = len(self._drawn)
-        if drawn and drawn == count:
-            drawing = self._drawing(len(logits))
-            keys = self._upload(drawing.keys(generated))
-            chosen = _draw(logits, best, chosen, drawing, keys)
-        elif drawn:
-            drawing = self._drawing(self._size(drawn))
-            index = drawing.rows
-            keys = self._upload(drawing.keys(generated))
-            picked = _draw(logits[index], best[index], chosen[index], drawing, keys)
-            own = index[:drawn]
-            chosen = chosen.at[own].add(picked[:drawn] - chosen[own])
-        found = row_outcomes(chosen, best[:, 0], raw, masks is not None)[:count]
+            changed = masked(changed, masks)
+        final = logits if changed is raw else changed
+        found = self._choice(final, logits, generated, masks is not None)[:count]
         outcomes = self._agree(found)
         tokens = mx.maximum(outcomes, 0)
         if self._counts is not None:
@@ -226,7 +202,7 @@ class Sampler:
         other = Sampler(self._vocabulary, self._agree, self._size, self._upload)
         other._rows = [self._rows[row] for row in owners]
         other._params = [self._params[row] for row in owners]
-        other._drawn = _places(owners, self._drawn, len(self._rows))
+        other._choice = TokenChoice(other._params, self._size, self._upload)
         other._scored = _places(owners, self._scored, len(self._rows))
         other._bans = self._bans
         return other
@@ -240,13 +216,6 @@ class Sampler:
         if self._counts is not None:
             tokens = [[max(outcome, 0) for outcome in kept] for kept in outcomes]
             self._counts = self._counts.continued(range(len(tokens)), tokens)
-
-    def _drawing(self, lines: int) -> Drawing:
-        """The ``Drawing`` of the rows, padded to ``lines`` with copies of the first row."""
-        if lines not in self._drawings:
-            rows = [*self._drawn, *[self._drawn[0]] * (lines - len(self._drawn))]
-            self._drawings[lines] = Drawing.of(self._params, rows)
-        return self._drawings[lines]
 
     def _biased(self, logits: mx.array, generated: Seq[int]) -> mx.array:
         """Adds each row's logit_bias, and bans its stop tokens before min_tokens."""
@@ -303,25 +272,3 @@ def check_row(row: SamplerRow, vocabulary: int) -> None:
     alone = Sampler(vocabulary)
     alone.rearrange([], [row])
     alone.sample(mx.zeros((1, vocabulary)), [len(row.output)])
-
-
-def _draw(
-    logits: mx.array, best: mx.array, likeliest: mx.array, drawing: Drawing, keys: mx.array
-) -> mx.array:
-    """Samples one token from each row's distribution.
-
-    Args:
-        logits: ``[rows, vocabulary]``.
-        best: ``[rows, 1]``, each row's highest logit.
-        likeliest: ``[rows]`` int32, the token with that logit; no filter removes it.
-        drawing: the rows' parameters.
-        keys: ``[rows, 2]`` uint32; see ``Drawing.keys``.
-    """
-    # Subtract the highest logit first, so that nothing overflows at any temperature.
-    weights = exp((logits - best) / drawing.temperature)
-    filters = drawing.top_k, drawing.top_p, drawing.min_p
-    if any(one is not None for one in filters):
-        weights = mx.where(weights >= thresholds(weights, *filters), weights, 0.0)
-    tokens = sample_categorical(weights, keys)
-    weight = mx.take_along_axis(weights, tokens[:, None], axis=-1)[:, 0]
-    return mx.where(weight > 0, tokens, likeliest)

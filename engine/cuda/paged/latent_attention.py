@@ -27,6 +27,8 @@ WARPS = 8
 MANY_HEADS = 17
 # Numbers that a warp computes together, of a query and of a value.
 _QUERY_STEP, _VALUE_STEP = 32, 16
+# See ``token_attention.SPANS``.
+SPANS = ((256, 256 + 16), (768, 512 + 16))
 # Results of a token's spans take at most this many bytes.
 MAX_PARTIAL_BYTES = 1 << 26
 
@@ -62,7 +64,7 @@ def latent_attention(
     _check(queries, rotary, new)
     tokens, heads, _, latent = queries.shape
     _compile(queries.dtype, _groups(heads), latent, rotary.shape[3])
-    span = span_of(tokens * _blocks(heads))
+    span = span_of(tokens * _blocks(heads), SPANS)
     partial = tokens * heads * latent * mx.float32.size
     splits = min(-(-(limit + _columns(heads)) // span), max(1, MAX_PARTIAL_BYTES // partial))
     return _attend(queries, rotary, new, pool, step, scale, span, splits)

@@ -9,6 +9,7 @@ merges their results.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -35,9 +36,9 @@ TENSOR_DIMS = (64, 128, 192, 256)
 # Query heads that a block computes at once; a thread has no registers for more.
 MAX_HEADS = 8
 # The most columns of a block, by the blocks that a launch would have without splits: few blocks
-# would not keep all of the device's processors busy, and many need no splits. The first column may
-# lie up to 15 columns behind the split's begin.
-SPANS = ((256, 256 + 16), (768, 512 + 16))
+# would not keep all of the device's processors busy, and many need no splits, each of which costs
+# up to a tenth. The first column may lie up to 15 columns behind the split's begin.
+SPANS = ((64, 256 + 16), (768, 768 + 16))
 MAX_SPAN = 1024 + 16
 
 
@@ -76,7 +77,7 @@ def token_attention(
     dims = queries.shape[3], new.values.shape[3]
     _compile(queries.dtype, dims, group, sinks is not None, quantization, softcap is not None)
     count = len(queries) if count is None else count
-    span = span_of(count * queries.shape[1] // heads_per_block(group))
+    span = span_of(count * queries.shape[1] // heads_per_block(group), SPANS)
     splits = -(-(limit + 16) // span)
     return _attend(
         *(queries, new, pool, step, scale, sinks, span, splits, quantization, count, softcap)
@@ -88,9 +89,12 @@ def heads_per_block(group: int, most: int = MAX_HEADS) -> int:
     return next(n for n in range(min(group, most), 0, -1) if group % n == 0)
 
 
-def span_of(blocks: int) -> int:
-    """The most columns of a block, if there are so many ``blocks`` without splits."""
-    return next((span for most, span in SPANS if blocks <= most), MAX_SPAN)
+def span_of(blocks: int, spans: Sequence[tuple[int, int]]) -> int:
+    """The most columns of a block, if there are so many ``blocks`` without splits.
+
+    ``spans`` are as ``SPANS``.
+    """
+    return next((span for most, span in spans if blocks <= most), MAX_SPAN)
 
 
 @functools.cache

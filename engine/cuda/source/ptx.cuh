@@ -10,6 +10,12 @@ template <typename T> __device__ inline unsigned pair(T low, T high) {
       (static_cast<unsigned>(reinterpret_cast<unsigned short&>(high)) << 16);
 }
 
+// 16 bytes that are read once, and not kept in the L1 cache.
+template <typename T> __device__ inline Four once(const T* from) {
+  const uint4 words = __ldcg(reinterpret_cast<const uint4*>(from));
+  return {words.x, words.y, words.z, words.w};
+}
+
 #ifndef EMULATED
 // Shared memory whose size the launch requests; ``bytes`` is for the emulator.
 #define DYNAMIC_SHARED(name, bytes) extern __shared__ uint4 name[];

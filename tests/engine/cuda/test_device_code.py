@@ -15,7 +15,7 @@ from chairlift.cache.pages.kernels import KeysValues
 from chairlift.cache.pages.page import PAGE_TOKENS
 from chairlift.cache.pages.step import ChunkPlace
 from chairlift.cache.quantized import Quantization
-from chairlift.engine.cuda import gated_delta, grouped, heads, low_rank, skinny
+from chairlift.engine.cuda import gated_delta, grouped, heads, low_rank, sampling, skinny
 from chairlift.engine.cuda.grouped import Weights, grouped_product
 from chairlift.engine.cuda.heads import HeadNorms, Heads, split_heads, swiglu
 from chairlift.engine.cuda.low_rank import add_low_rank
@@ -29,6 +29,7 @@ from chairlift.engine.cuda.paged import (
 )
 from chairlift.engine.cuda.paged.arrays import ChunkStep, TokenStep
 from chairlift.engine.cuda.paged.tiles import Form, chunk_tiles
+from chairlift.engine.cuda.sampling import DTYPES, Draws, sample
 from chairlift.engine.cuda.skinny import Norm, skinny_product
 
 pytestmark = [
@@ -38,7 +39,7 @@ pytestmark = [
 
 MODULES: list[ModuleType] = [
     *(chunk_attention, token_attention, latent_attention, put, packing, copy_pages),
-    *(gated_delta, heads, grouped, low_rank, skinny),
+    *(gated_delta, heads, grouped, low_rank, sampling, skinny),
 ]
 EIGHT, FOUR = Quantization(8, 64), Quantization(4, 32)
 # Threads of a block take no more registers than this, or a launch fails.
@@ -257,3 +258,14 @@ def test_an_error_of_the_compiler_is_shown() -> None:
             output_shapes=[(1,)],
             output_dtypes=[mx.float32],
         )
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("vocabulary", [1000, 1001])
+def test_sampling(compiled: list[Compiled], dtype: mx.Dtype, vocabulary: int) -> None:
+    raw = _numbers(2, vocabulary, dtype=dtype)
+    draws = Draws(_numbers(4, 2, dtype=mx.float32), _numbers(2, 64, dtype=mx.float32))
+    for logits, changed in ((raw, None), (raw.astype(mx.float32), raw)):
+        sample(logits, changed, True, draws, -1, -2)
+    for kernel in compiled:
+        assert kernel.registers <= 128, kernel  # or a block of 512 threads cannot be launched

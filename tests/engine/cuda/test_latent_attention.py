@@ -146,7 +146,7 @@ def test_tokens_attend_to_what_they_see(shape: Shape, backwards: bool) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("heads", [3, 33])
 def test_blocks_that_share_a_token_are_merged(heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_attention, "SPANS", ())
+    monkeypatch.setattr(latent_attention, "SPANS", ())
     monkeypatch.setattr(token_attention, "MAX_SPAN", 64)
     for backwards in (False, True):
         case = Case(Shape(heads, 128, 32, mx.bfloat16), ((200, 3), (0, 70), (5, 1)))

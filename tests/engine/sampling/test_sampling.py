@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from chairlift.engine.messages import SamplingParams
 from chairlift.engine.sampling.draw import sample_categorical
-from chairlift.engine.sampling.filters import halved_thresholds
+from chairlift.engine.sampling.filters import SMALL_TOP_K, halved_thresholds, small_thresholds
 from chairlift.engine.sampling.host_filters import host_thresholds
 from chairlift.engine.sampling.sampler import Sampler, SamplerRow
+from chairlift.engine.sampling.top import largest
 
 VOCABULARY = 60
 
@@ -82,6 +83,35 @@ def test_the_cpu_keeps_the_tokens_that_other_devices_keep(
     one, other = ((weights >= each * (1 - 1e-5)).sum(axis=1) for each in (halved, host))
     # A sum that is rounded differently may need one token more or less.
     assert np.all(abs(one - other) <= 1 if scale else one == other)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    vocabulary=st.sampled_from([1, 5, 64, 65, 1000]),
+    scale=st.sampled_from([0.0, 0.1, 3.0, 40.0]),
+    rows=st.lists(
+        st.tuples(
+            st.integers(1, SMALL_TOP_K), st.sampled_from([0.0, 0.5, 0.95, 1.0]), st.floats(0, 0.3)
+        ),
+        min_size=1,
+    ),
+)
+def test_a_small_top_k_keeps_the_same_tokens(
+    seed: int, vocabulary: int, scale: float, rows: list[tuple[int, float, float]]
+) -> None:
+    logits = np.random.default_rng(seed).normal(0, scale, (len(rows), vocabulary))
+    # As with logits of 16 bits, many tokens tie.
+    logits = np.round(logits * 4) / 4
+    weights = np.exp(logits - logits.max(axis=1, keepdims=True)).astype(np.float32)
+    columns = [mx.array([[row[kind]] for row in rows], mx.float32) for kind in range(3)]
+    largest = max(row[0] for row in rows)
+    small = np.array(small_thresholds(mx.array(weights), *columns, largest))
+    host = np.array(host_thresholds(mx.array(weights), *columns))
+    for own, one, other in zip(weights, small, host, strict=True):
+        # A sum that is rounded differently may need one weight more or less.
+        kept, expected = (np.unique(own[own >= least * (1 - 1e-5)]) for least in (one, other))
+        assert abs(len(kept) - len(expected)) <= 1
 
 
 def test_greedy_is_the_argmax() -> None:
@@ -204,3 +234,24 @@ def test_logprobs_are_those_of_the_raw_logits() -> None:
     order = np.argsort(-expected[0])[:3]
     assert logprobs.values.top_ids.tolist()[0] == order.tolist()
     assert logprobs.values.top.tolist()[0] == pytest.approx(expected[0, order].tolist(), abs=1e-5)
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    rows=st.integers(1, 4),
+    length=st.sampled_from([1, 7, 64, 65, 300, 2000]),
+    share=st.floats(0, 1),
+    ties=st.booleans(),
+)
+def test_the_largest_numbers_of_rows(
+    seed: int, rows: int, length: int, share: float, ties: bool
+) -> None:
+    numbers = np.random.default_rng(seed).normal(0, 3, (rows, length)).astype(np.float32)
+    if ties:
+        numbers = np.round(numbers)
+    numbers[0, : length // 2] = -np.inf
+    k = 1 + int(share * (length - 1))
+    places, values = map(np.array, largest(mx.array(numbers), k))
+    assert values.tolist() == (-np.sort(-numbers, axis=1)[:, :k]).tolist()
+    assert np.take_along_axis(numbers, places.astype(np.int64), 1).tolist() == values.tolist()
+    assert all(len(set(row)) == k for row in places.tolist())

@@ -33,11 +33,12 @@ struct uint4 { unsigned x, y, z, w; };
 
 void __threadfence() {}
 template <typename T> T __ldcg(const T* from) { return *from; }
-int atomicAdd(int* to, int number) {
-  const int before = *to;
+template <typename T> T atomicAdd(T* to, T number) {
+  const T before = *to;
   *to += number;
   return before;
 }
+int __clz(int number) { return number ? __builtin_clz(number) : 32; }
 
 template <typename A, typename B> auto min(A a, B b) { return b < a ? b : a; }
 template <typename A, typename B> auto max(A a, B b) { return a < b ? b : a; }
@@ -46,6 +47,17 @@ template <typename T> T __shfl_xor_sync(unsigned, T value, int other) {
   struct Operands { T value, result; int other; } mine{value, value, other};
   together(mine, [](Operands** lanes) {
     for (int l = 0; l < 32; ++l) lanes[l]->result = lanes[l ^ lanes[l]->other]->value;
+  });
+  return mine.result;
+}
+
+template <typename T> T __shfl_up_sync(unsigned, T value, int by) {
+  struct Operands { T value, result; int by; } mine{value, value, by};
+  together(mine, [](Operands** lanes) {
+    for (int l = 0; l < 32; ++l) {
+      const int from = l - lanes[l]->by;
+      if (from >= 0) lanes[l]->result = lanes[from]->value;
+    }
   });
   return mine.result;
 }
