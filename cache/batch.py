@@ -276,15 +276,15 @@ class BatchCache:
         self.offsets = [old + new for old, new in zip(self.offsets, real, strict=True)]
         self.surplus = [length - new for new in real]
 
-    def settle(self, written: int, kept: Sequence[int]) -> None:
+    def take_back(self, written: int, kept: Sequence[int]) -> None:
         """Removes the newest ``written`` columns, of which row ``r`` keeps the first ``kept[r]``.
 
         Attention layers only; ``Speculation`` resets recurrent states. Copies nothing.
         """
         for ring in self._rings.values():
-            ring.settle(written, kept)
+            ring.take_back(written, kept)
         for layer in self._attention:
-            layer.settle()
+            layer.take_back()
         rows = zip(self.offsets, self.surplus, kept, strict=True)
         self.offsets = [offset + padding - written + keep for offset, padding, keep in rows]
         self.surplus = [0] * len(self)

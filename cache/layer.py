@@ -227,10 +227,10 @@ class LayerCache:
         self._rewound = True
 
     def begin_transaction(self) -> None:
-        """Begins a transaction: ``settle`` may take some of its tokens back."""
+        """Begins a transaction: ``take_back`` may take some of its tokens back."""
         self._lent = False
 
-    def settle(self) -> None:
+    def take_back(self) -> None:
         """As ``rewind``, for tokens of the last transaction only."""
         if self._lent:
             self.rewind()

@@ -185,7 +185,7 @@ class Ring:
         """
         self.lengths = [min(length, self.columns - step) for length in self.lengths]
 
-    def settle(self, written: int, kept: Sequence[int]) -> None:
+    def take_back(self, written: int, kept: Sequence[int]) -> None:
         """Removes the newest ``written`` columns, of which row ``r`` keeps the first ``kept[r]``.
 
         Only the rows' cursors move; nothing is copied.

@@ -135,7 +135,7 @@ class Speculation:
             if replay is None:
                 raise NeedsReplay(uncut, sorted(self._checkpoints))
             self._replay(accepted, replay)
-        self._settle(accepted)
+        self._take_back(accepted)
 
     def discard(self) -> None:
         """Removes everything that the transaction wrote.
@@ -144,10 +144,10 @@ class Speculation:
             SpeculationError: nothing was written since the last commit, or rows joined or left.
         """
         self._check_current()
-        self._settle([0] * len(self.batch))
+        self._take_back([0] * len(self.batch))
 
-    def _settle(self, accepted: Sequence[int]) -> None:
-        self.batch.settle(self.written, accepted)
+    def _take_back(self, accepted: Sequence[int]) -> None:
+        self.batch.take_back(self.written, accepted)
         self._restore(self._checkpoints, accepted)
         self._checkpoints = {}
 
@@ -167,7 +167,7 @@ class Speculation:
 
     def _restore(self, checkpoints: dict[int, list[Slots]], kept: Sequence[int]) -> None:
         for i, state in enumerate(self._states):
-            state.settle({stop: slots[i] for stop, slots in checkpoints.items()}, kept)
+            state.reset_rows({stop: slots[i] for stop, slots in checkpoints.items()}, kept)
 
     def _check_step(self, length: int, counts: Sequence[int]) -> None:
         if self._checkpoints:

@@ -140,7 +140,7 @@ class StateLayer(_ArraysCache):
         """The current state of all rows, as arrays that no later step writes to."""
         return dict(self._slots)
 
-    def settle(self, checkpoints: Mapping[int, Slots], kept: Sequence[int]) -> None:
+    def reset_rows(self, checkpoints: Mapping[int, Slots], kept: Sequence[int]) -> None:
         """Resets row ``r`` to the state ``checkpoints[kept[r]]``, bit for bit.
 
         A slot missing in a checkpoint had not been written by then: it is zero for that

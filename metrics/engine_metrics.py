@@ -121,8 +121,9 @@ ENGINE: tuple[Metric, ...] = (
         "store_files",
         "chairlift_prefix_store_files",
         "counter",
-        "Files of the prefix store: written, read, dropped because the queue was full, failed to "
-        "be written, evicted to make room, broken and therefore removed.",
+        "Files of the prefix store: written, read, dropped because the queue was full or the disk "
+        "had just refused one, failed to be written, evicted to make room, broken and therefore "
+        "removed.",
         ("event",),
         values=("written", "read", "dropped", "failed", "evicted", "broken"),
         fields=("store_files",),

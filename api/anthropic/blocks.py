@@ -12,6 +12,7 @@ from chairlift.api.schemas.fields import JsonObject, known_kind
 from chairlift.api.schemas.request import Request
 from chairlift.api.schemas.tools import Name
 
+Content = str | list[dict[str, Any]]
 Id = Annotated[str, Field(min_length=1, max_length=256)]
 
 
@@ -60,6 +61,73 @@ class ImageBlockInput(_BlockInput):
         return {"type": "image_url", "image_url": {"url": url}}
 
 
+class PlainTextSource(Request):
+    type: Literal["text"]
+    media_type: Literal["text/plain"]
+    data: str
+
+
+def _as_blocks(value: object) -> object:
+    if isinstance(value, str):
+        return [{"type": "text", "text": value}]
+    return value
+
+
+_ShownBlock = Annotated[
+    TextBlockInput | ImageBlockInput,
+    Field(discriminator="type"),
+    BeforeValidator(known_kind("content blocks", "text", "image")),
+]
+
+
+class ContentSource(Request):
+    type: Literal["content"]
+    content: Annotated[
+        list[_ShownBlock],
+        BeforeValidator(_as_blocks, json_schema_input_type=str | list[_ShownBlock]),
+    ]
+
+
+def _document_source(value: object) -> object:
+    if isinstance(value, dict) and value.get("type") in ("base64", "url", "file"):
+        raise ValueError(
+            "PDFs and other files are not supported as documents; send their text, as a source of "
+            "type text or content"
+        )
+    return known_kind("document sources", "text", "content")(value)
+
+
+class DocumentBlockInput(_BlockInput):
+    """A text. ``citations`` are ignored: this server's replies have none."""
+
+    type: Literal["document"]
+    source: Annotated[
+        PlainTextSource | ContentSource,
+        Field(discriminator="type"),
+        BeforeValidator(_document_source),
+    ]
+    title: str | None = None
+    context: str | None = None
+    citations: Ignored = None
+
+    @property
+    def content(self) -> Content:
+        """The title, the context and the document, with blank lines between them."""
+        match self.source:
+            case PlainTextSource(data=text):
+                shown: Content = text
+            case ContentSource(content=blocks):
+                shown = _content_of_shown(blocks)
+        return joined([self.title or "", self.context or "", shown], "\n\n")
+
+
+class RedactedThinkingBlockInput(_BlockInput):
+    """Another server's reasoning, encrypted for that server only: it is left out."""
+
+    type: Literal["redacted_thinking"]
+    data: Ignored = None
+
+
 class ThinkingBlockInput(_BlockInput):
     """The model's reasoning. Its signature is not checked, since this server signs none."""
 
@@ -77,12 +145,6 @@ class ToolUseBlockInput(_BlockInput):
     toolset_name: Ignored = None
 
 
-def _as_blocks(value: object) -> object:
-    if isinstance(value, str):
-        return [{"type": "text", "text": value}]
-    return value
-
-
 _TextBlock = Annotated[TextBlockInput, BeforeValidator(known_kind("content blocks", "text"))]
 TextBlocks = Annotated[
     list[_TextBlock], BeforeValidator(_as_blocks, json_schema_input_type=str | list[_TextBlock])
@@ -90,9 +152,9 @@ TextBlocks = Annotated[
 
 
 _ResultBlock = Annotated[
-    TextBlockInput | ImageBlockInput,
+    TextBlockInput | ImageBlockInput | DocumentBlockInput,
     Field(discriminator="type"),
-    BeforeValidator(known_kind("content blocks", "text", "image")),
+    BeforeValidator(known_kind("content blocks", "text", "image", "document")),
 ]
 ResultBlocks = Annotated[
     list[_ResultBlock],
@@ -111,12 +173,18 @@ class ToolResultBlockInput(_BlockInput):
 Block = Annotated[
     TextBlockInput
     | ImageBlockInput
+    | DocumentBlockInput
     | ThinkingBlockInput
+    | RedactedThinkingBlockInput
     | ToolUseBlockInput
     | ToolResultBlockInput,
     Field(discriminator="type"),
     BeforeValidator(
-        known_kind("content blocks", "text", "image", "thinking", "tool_use", "tool_result")
+        known_kind(
+            "content blocks",
+            *("text", "image", "document", "thinking", "redacted_thinking"),
+            *("tool_use", "tool_result"),
+        )
     ),
 ]
 Blocks = Annotated[
@@ -125,11 +193,23 @@ Blocks = Annotated[
 ]
 
 
-Content = str | list[dict[str, Any]]
+def content_of(blocks: Sequence[TextBlockInput | ImageBlockInput | DocumentBlockInput]) -> Content:
+    """The content of a chat message: the joined texts, or parts if there are images.
+
+    Blank lines separate a document from what is around it.
+    """
+    contents: list[Content] = []
+    shown: list[TextBlockInput | ImageBlockInput] = []
+    for block in blocks:
+        if isinstance(block, DocumentBlockInput):
+            contents += [_content_of_shown(shown), block.content]
+            shown = []
+        else:
+            shown.append(block)
+    return joined([*contents, _content_of_shown(shown)], "\n\n")
 
 
-def content_of(blocks: Sequence[TextBlockInput | ImageBlockInput]) -> Content:
-    """The content of a chat message: the joined texts, or parts if there are images."""
+def _content_of_shown(blocks: Sequence[TextBlockInput | ImageBlockInput]) -> Content:
     texts = [block for block in blocks if isinstance(block, TextBlockInput)]
     if len(texts) == len(blocks):
         return text_of(texts)

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from chairlift.api.anthropic.blocks import (
+    DocumentBlockInput,
     ImageBlockInput,
     TextBlockInput,
     ThinkingBlockInput,
@@ -40,7 +41,7 @@ def messages_of(system: Sequence[TextBlockInput], turns: Sequence[Turn]) -> list
 
 def _other_messages(turn: Turn) -> list[MessageFields]:
     parts: list[MessageFields] = []
-    shown = (TextBlockInput, ImageBlockInput)
+    shown = (TextBlockInput, ImageBlockInput, DocumentBlockInput)
     for is_shown, blocks in groupby(turn.content, lambda block: isinstance(block, shown)):
         if is_shown:
             own = [block for block in blocks if isinstance(block, shown)]

@@ -8,7 +8,9 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from chairlift.api.anthropic.blocks import (
     Blocks,
+    DocumentBlockInput,
     ImageBlockInput,
+    RedactedThinkingBlockInput,
     TextBlocks,
     ThinkingBlockInput,
     ToolResultBlockInput,
@@ -30,6 +32,9 @@ from chairlift.api.schemas.tools import MAX_TOOLS, Name
 from chairlift.engine.errors import RequestError
 from chairlift.engine.messages import MAX_PRIORITY
 
+_OF_ASSISTANT = (ThinkingBlockInput, RedactedThinkingBlockInput, ToolUseBlockInput)
+_OF_USER = (ToolResultBlockInput, ImageBlockInput, DocumentBlockInput)
+
 
 class Turn(Request):
     """A message. Only the assistant may use tools or have empty content, as at Anthropic."""
@@ -44,11 +49,10 @@ class Turn(Request):
         if not self.content and self.role != "assistant":
             raise ValueError("content must hold at least one block")
         for block in self.content:
-            match block:
-                case ThinkingBlockInput() | ToolUseBlockInput() if self.role != "assistant":
-                    raise ValueError(f"{block.type} blocks belong to assistant messages")
-                case ToolResultBlockInput() | ImageBlockInput() if self.role != "user":
-                    raise ValueError(f"{block.type} blocks belong to user messages")
+            if isinstance(block, _OF_ASSISTANT) and self.role != "assistant":
+                raise ValueError(f"{block.type} blocks belong to assistant messages")
+            if isinstance(block, _OF_USER) and self.role != "user":
+                raise ValueError(f"{block.type} blocks belong to user messages")
         return self
 
 

@@ -148,6 +148,13 @@ def generation_config(text: str) -> str:
     return text
 
 
+def served_name(text: str) -> str:
+    """Checks that requests can name a model by a text: it is printable, without outer spaces."""
+    if not (text and text.isprintable() and text.strip() == text):
+        raise argparse.ArgumentTypeError(f"{text!r:.80} cannot name a model")
+    return text
+
+
 def lora(text: str) -> str:
     """Checks that a text is NAME=PATH."""
     name, _, path = text.partition("=")

@@ -125,6 +125,13 @@ class ModelConfig(_Strict):
                 raise ValueError(f"{flag}: leave the flag out instead of setting it to false")
         return flags
 
+    @pydantic.field_validator("name")
+    @classmethod
+    def _check_name(cls, name: str | None) -> str | None:
+        if name is not None and not (name.isprintable() and name.strip() == name):
+            raise ValueError(f"{name!r} cannot name a model")
+        return name
+
     @pydantic.model_validator(mode="after")
     def _check_replicas(self) -> ModelConfig:
         if self.replicas is not None and self.autoscaling is not None:

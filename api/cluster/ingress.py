@@ -31,7 +31,7 @@ from chairlift.api.cluster.forwarding import (
 from chairlift.api.cluster.merging import MERGED, Merge
 from chairlift.api.cluster.prompts import Body, read_body
 from chairlift.api.cluster.stream_errors import StreamTail
-from chairlift.api.errors import NotReady, Problem, UnknownModel, problem_of
+from chairlift.api.errors import ErrorFormat, NotReady, Problem, UnknownModel, problem_of
 from chairlift.api.generate.answer import log_failure
 from chairlift.api.http.encodings import decoded, encoding_of
 from chairlift.api.server.routes import ROUTES, error_format_of
@@ -94,10 +94,11 @@ class Ingress:
         headers = [
             (name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]
         ]
-        given = dict(headers).get("x-request-id", "")
+        named = dict(headers)
+        given = named.get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         path = scope["path"].removeprefix(scope.get("root_path", "").rstrip("/"))
-        reply = _Reply(path, request_id, send)
+        reply = _Reply(path, error_format_of(path, named), request_id, send)
         try:
             await self._answer(scope, path, headers, receive, reply)
         except _ClientLeft:
@@ -187,10 +188,11 @@ def _encodings(headers: Headers) -> list[str]:
 class _Reply:
     """A reply to the client, which has not begun until the first piece of its body is there."""
 
-    def __init__(self, path: str, request_id: str, send: Send) -> None:
+    def __init__(self, path: str, errors: ErrorFormat, request_id: str, send: Send) -> None:
         self.request_id = request_id
         self.has_begun = False
         self._path = path
+        self._errors = errors
         self._send = send
         self._tail: StreamTail | None = None
 
@@ -203,7 +205,7 @@ class _Reply:
     async def stream(self, head: ReplyHead, chunk: bytes) -> None:
         """Sends the next piece of a stream."""
         if not self.has_begun:
-            self._tail = StreamTail(self._path, head.header("content-type"))
+            self._tail = StreamTail(self._path, self._errors, head.header("content-type"))
             await self._begin(head)
         if self._tail is not None:
             self._tail.add(chunk)
@@ -219,7 +221,7 @@ class _Reply:
             body = self._tail.failure(problem, self.request_id)
             await self._send({"type": "http.response.body", "body": body})
             return
-        errors = error_format_of(self._path)
+        errors = self._errors
         headers = {"Content-Type": "application/json", **problem.headers}
         if errors.id_header is not None:
             headers[errors.id_header] = self.request_id

@@ -10,6 +10,7 @@ import msgspec
 
 from chairlift.api.cluster.forwarding import Headers, ReplyHead
 from chairlift.api.errors import UNAVAILABLE_RETRY_SECONDS
+from chairlift.api.schemas.paging import ends_of
 from chairlift.api.schemas.replies import HealthReply
 
 # The status and the body of each model's reply, by its name; None if no replica answered.
@@ -40,8 +41,10 @@ def _joined(field: str) -> Merge:
         ]
         if not answers:
             return _unavailable(replies)
-        joined = [item for answer in answers for item in answer[field]]
-        return ReplyHead(200, _JSON), msgspec.json.encode({**answers[0], field: joined})
+        reply = answers[0] | {field: [item for answer in answers for item in answer[field]]}
+        if "last_id" in reply:  # Anthropic's form
+            reply["first_id"], reply["last_id"] = ends_of([item["id"] for item in reply[field]])
+        return ReplyHead(200, _JSON), msgspec.json.encode(reply)
 
     return Merge(combine)
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from chairlift.api.anthropic.errors import ANTHROPIC_ERRORS
-from chairlift.api.errors import Problem
+from chairlift.api.errors import ErrorFormat, Problem
 from chairlift.api.http.sse import MESSAGES, NDJSON, PLAIN, RESPONSES, Framing, framed
 from chairlift.api.responses.events import ErrorEvent
-from chairlift.api.server.routes import error_format_of
 
 _DATA = b"\ndata:"
 _RESPONSES = "/v1/responses"
@@ -17,8 +16,9 @@ _RESPONSES = "/v1/responses"
 class StreamTail:
     """Follows a stream of events or lines, to be able to append one."""
 
-    def __init__(self, path: str, content_type: str) -> None:
+    def __init__(self, path: str, errors: ErrorFormat, content_type: str) -> None:
         self._path = path
+        self._errors = errors
         self._is_lines = "ndjson" in content_type
         self._events = 0
         # A stream begins like a new line.
@@ -39,7 +39,6 @@ class StreamTail:
         return gap + b"".join(framed(framing, [event])) + framing.end
 
     def _event(self, problem: Problem, request_id: str) -> tuple[Framing, msgspec.Struct]:
-        errors = error_format_of(self._path)
         if self._path.startswith(_RESPONSES):
             event = ErrorEvent(
                 sequence_number=self._events,
@@ -48,7 +47,7 @@ class StreamTail:
                 param=problem.param,
             )
             return RESPONSES, event
-        reply = errors.reply(problem, request_id)
+        reply = self._errors.reply(problem, request_id)
         if self._is_lines:
             return NDJSON, reply
-        return (MESSAGES if errors is ANTHROPIC_ERRORS else PLAIN), reply
+        return (MESSAGES if self._errors is ANTHROPIC_ERRORS else PLAIN), reply

@@ -106,6 +106,7 @@ class ServedModel:
 
         Raises:
             AdapterError: the name is taken, or the adapter cannot be loaded.
+            EngineDead: the engine has ended, perhaps by the adapter.
         """
         if self.adapters is None:
             raise AdapterError(f"the engine of {self.name!r} takes no adapters")

@@ -48,8 +48,8 @@ class Echo:
         stream = TextStream(vocabulary.detokenizer(), frozenset(), StopMatcher(Stops([])))
         starts = []
         for token in self.tokens:
-            starts.append(stream.read)
             stream.add(token)
+            starts.append(stream.start)
         stream.finish()
         # Tokens that the tokenizer adds before a text are not part of the text.
         before = max(0, stream.read - len(self.text))

@@ -145,7 +145,7 @@ async def _boundary(request: web.Request, handler: Handler) -> web.StreamRespons
         log_failure(status, error)
         if problem.rejected is not None:
             recorder.record_rejected(problem.rejected)
-        reply = error_format_of(request.path).reply(problem, request_id)
+        reply = error_format_of(request.path, request.headers).reply(problem, request_id)
         early = await end_stream(request, msgspec.json.encode(reply), True)
         if early is not None:
             return early
@@ -175,5 +175,5 @@ async def _end_workers(app: web.Application) -> None:
 async def _name_request(request: web.Request, response: web.StreamResponse) -> None:
     if REQUEST_ID_KEY in request:
         response.headers["X-Request-Id"] = request[REQUEST_ID_KEY]
-        if (header := error_format_of(request.path).id_header) is not None:
+        if (header := error_format_of(request.path, request.headers).id_header) is not None:
             response.headers[header] = request[REQUEST_ID_KEY]

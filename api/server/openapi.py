@@ -54,8 +54,7 @@ def _schemas() -> dict[str, Any]:
     replies: set[type[msgspec.Struct]] = set()
     for route in ROUTES:
         replies.update({route.error_format.schema}, route.chunks)
-        if route.reply is not None:
-            replies.add(route.reply)
+        replies.update(kind for kind in (route.reply, route.anthropic_reply) if kind is not None)
     _, components = msgspec.json.schema_components(
         sorted(replies, key=lambda kind: kind.__name__), ref_template=_COMPONENTS + "{name}"
     )
@@ -99,7 +98,7 @@ def _operation(route: Route) -> dict[str, Any]:
 def _reply_content(route: Route) -> dict[str, Any]:
     if route.reply is None:
         return {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
-    reply = _schema_of(route.reply)
+    reply = _schema_of(*filter(None, (route.reply, route.anthropic_reply)))
     if route.is_list:
         reply = {"schema": {"type": "array", "items": reply["schema"]}}
     return {"application/json": reply}

@@ -33,6 +33,8 @@ class Route:
         query: the JSON schema of each query parameter.
         is_free: whether it needs no API key.
         is_list: whether the reply body is a list of ``reply``.
+        anthropic_reply: the type of the reply body for Anthropic's clients, if it is another one;
+            they get errors in Anthropic's format, too.
     """
 
     method: str
@@ -48,6 +50,7 @@ class Route:
     query: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     is_free: bool = False
     is_list: bool = False
+    anthropic_reply: type[msgspec.Struct] | None = None
 
     @property
     def access(self) -> Access:

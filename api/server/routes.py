@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from chairlift.api.anthropic import handlers as anthropic
+from chairlift.api.anthropic import models as anthropic_models
 from chairlift.api.anthropic import replies as anthropic_replies
 from chairlift.api.anthropic.errors import ANTHROPIC_ERRORS
 from chairlift.api.anthropic.request import CountTokensRequest, MessagesRequest
@@ -51,6 +54,7 @@ def _refused(path: str, handler: Handler, request: type[Request]) -> Route:
     return Route("POST", path, handler, summary, replies.ErrorReply, request)
 
 
+_MODELS = "/v1/models"
 _FILE = "/v1/files/{file_id}"
 _BATCH = "/v1/batches/{batch_id}"
 _STORED = "/v1/responses/{response_id}"
@@ -200,8 +204,15 @@ ROUTES: tuple[Route, ...] = (
     _refused("/v2/rerank", rerank, RerankRequest),
     _refused("/v1/score", score, ScoreRequest),
     *OLLAMA_ROUTES,
-    Route("GET", "/v1/models", list_models, "List the models", replies.ModelList),
-    Route("GET", "/v1/models/{id}", get_model, "Describe a model", replies.ModelCard),
+    Route(
+        *("GET", _MODELS, list_models, "List the models", replies.ModelList),
+        query=anthropic_models.PAGE_QUERY,
+        anthropic_reply=anthropic_models.AnthropicModelList,
+    ),
+    Route(
+        *("GET", _MODELS + "/{id}", get_model, "Describe a model", replies.ModelCard),
+        anthropic_reply=anthropic_models.AnthropicModel,
+    ),
     Route("POST", "/v1/models/{id}/load", load_model, "Load a model", replies.ModelCard),
     Route("POST", "/v1/models/{id}/unload", unload_model, "Unload a model", replies.ModelCard),
     Route(
@@ -263,13 +274,18 @@ _OTHER_FORMATS = {"/api": OLLAMA_ERRORS} | {
 }
 
 
-def error_format_of(path: str) -> ErrorFormat:
-    """The error format of a request's path, which may match no route.
+def error_format_of(path: str, headers: Mapping[str, str]) -> ErrorFormat:
+    """The error format of a request, whose path may match no route.
 
     A path below a route that has another format than OpenAI's gets that format, too: it comes from
     a client of that API.
     """
     for prefix, error_format in _OTHER_FORMATS.items():
-        if path == prefix or path.startswith(f"{prefix}/"):
+        if _is_below(path, prefix):
             return error_format
-    return OPENAI_ERRORS
+    is_anthropic = anthropic_models.VERSION_HEADER in headers and _is_below(path, _MODELS)
+    return ANTHROPIC_ERRORS if is_anthropic else OPENAI_ERRORS
+
+
+def _is_below(path: str, prefix: str) -> bool:
+    return path == prefix or path.startswith(f"{prefix}/")

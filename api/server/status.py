@@ -7,6 +7,7 @@ from aiohttp import web
 from msgspec import UNSET, UnsetType
 from prometheus_client import CollectorRegistry, generate_latest
 
+from chairlift.api.anthropic.models import VERSION_HEADER, model_of, models_page
 from chairlift.api.errors import UNAVAILABLE_RETRY_SECONDS, NotReady
 from chairlift.api.generate.answer import json_response
 from chairlift.api.http.version import VERSION
@@ -19,12 +20,18 @@ _METRICS_TYPE = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
 
 
 async def list_models(http: web.Request) -> web.Response:
-    """Lists the models with their states, and the LoRA adapters of those that are loaded."""
+    """Lists the models with their states, and the LoRA adapters of those that are loaded.
+
+    Like ``get_model``, it answers in Anthropic's form if the client is Anthropic's.
+    """
     service = http.app[SERVICE]
     _check(service.entry())
     cards = [_card(entry) for entry in service.models.entries]
     adapted = [one for model in service.loaded_models for one in model.adapted]
-    return json_response(ModelList([*cards, *map(adapter_card, adapted)]))
+    cards += map(adapter_card, adapted)
+    if VERSION_HEADER in http.headers:
+        return json_response(models_page(cards, http.query))
+    return json_response(ModelList(cards))
 
 
 async def get_model(http: web.Request) -> web.Response:
@@ -33,7 +40,8 @@ async def get_model(http: web.Request) -> web.Response:
     entry = http.app[SERVICE].entry(name)
     _check(entry)
     adapted = entry.adapted(name)
-    return json_response(_card(entry) if adapted is None else adapter_card(adapted))
+    card = _card(entry) if adapted is None else adapter_card(adapted)
+    return json_response(model_of(card) if VERSION_HEADER in http.headers else card)
 
 
 async def load_model(http: web.Request) -> web.Response:

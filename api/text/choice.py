@@ -163,11 +163,11 @@ class TextChoice(Choice):
         last = len(output.token_ids) - 1
         for position, token in enumerate(output.token_ids):
             self.tokens += 1
-            start = self._text.read
             ends = output.ended_by_token and position == last
             if ends and not self._echoed:
                 break  # an end token counts as output but has no text
             text += "" if ends else self._text.add(token)
+            start = self._text.end if ends else self._text.start
             if self._queue is not None and output.logprobs is not None:
                 self._queue.add(Scored(token, output.logprobs[position], start))
             if self._text.stopped:

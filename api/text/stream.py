@@ -8,7 +8,18 @@ from chairlift.api.text.stops import StopMatcher
 
 
 class Detokenizer(Protocol):
-    """The interface of mlx-lm's streaming detokenizers that is used here."""
+    """The interface of mlx-lm's streaming detokenizers that is used here, and two numbers.
+
+    Attributes:
+        overdue: the characters between the text before the last token and the token's own.
+    """
+
+    overdue: int
+
+    @property
+    def waiting(self) -> int:
+        """The number of characters that ``finalize`` would add."""
+        ...
 
     @property
     def last_segment(self) -> str:
@@ -51,6 +62,9 @@ class TextStream(StoppableText):
 
     ``detokenizer`` must be one that continues a text, so that a leading space is kept; see
     ``Vocabulary.detokenizer``. Tokens in ``hidden`` have no text.
+
+    Attributes:
+        start: the offset of the last token's own text, in characters.
     """
 
     def __init__(
@@ -59,12 +73,20 @@ class TextStream(StoppableText):
         super().__init__(matcher)
         self._detokenizer = detokenizer
         self._hidden = hidden
+        self.start = 0
+
+    @property
+    def end(self) -> int:
+        """The offset of a token whose text cannot continue that of the last one."""
+        return self.read + self._detokenizer.waiting
 
     def add(self, token: int) -> str:
         """Takes the next token; returns the text that is certain now."""
+        self.start = self.read
         if token in self._hidden:
             return ""
         self._detokenizer.add_token(token)
+        self.start += self._detokenizer.overdue
         piece = self._detokenizer.last_segment
         return self._pass_on(piece) if piece else ""
 

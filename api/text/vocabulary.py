@@ -13,8 +13,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import bytes_to_unicode
+from transformers.utils import chat_template_utils
 
 from chairlift.api.schemas.replies import TokenizerInfo
+from chairlift.api.text.bounded_template import BoundedEnvironment
 from chairlift.api.text.chat_format import ChatFormat, Transition, chat_format
 from chairlift.api.text.fill_in import FillIn
 from chairlift.api.text.harmony_splitter import HarmonyRules
@@ -53,6 +55,9 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _BYTE_OF_CHAR = {char: byte for byte, char in bytes_to_unicode().items()}
 
 T = TypeVar("T")
+
+# transformers renders chat templates in it.
+chat_template_utils.ImmutableSandboxedEnvironment = BoundedEnvironment
 
 
 class TokenText(NamedTuple):
@@ -178,8 +183,8 @@ class Vocabulary:
             return await self._rendering.run(partial(self._render, rendering))
         except TookTooLong as error:
             raise RequestError(
-                f"the model's chat template takes longer than {TEMPLATE_SECONDS:g} s for these "
-                "messages",
+                f"the model's chat template takes longer than {TEMPLATE_SECONDS:g} s, or too much "
+                "memory, for these messages",
                 "messages",
             ) from error
         # NOTE: a template is code that comes with the model and can raise anything.

@@ -6,6 +6,7 @@ So servers that share a directory write the same content under the same name.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
@@ -38,6 +39,8 @@ _NAME = re.compile(
     r"(?P<model>[0-9a-f]{16})-(?P<start>\d{1,10})-(?P<path>[0-9a-f]{40})\.safetensors"
 )
 _RESCAN_SECONDS = 60.0
+# The disk is full, or this user's share of it.
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 class NodeFiles:
@@ -70,6 +73,7 @@ class NodeFiles:
         self._model = model
         self._template = template
         self._stats = stats
+        self._is_disk_full = False
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         remove_abandoned(directory)
         self.rescan()
@@ -98,7 +102,8 @@ class NodeFiles:
         layers: tuple[SavedLayer, ...],
     ) -> None:
         """Writes the node of ``tokens``, which follow the first ``start`` tokens of a path, unless
-        it exists already or exceeds the budget.
+        it exists already or exceeds the budget. If the disk is full below the budget, the least
+        recently used files make room for it.
 
         Raises:
             OSError: it could not be written.
@@ -109,6 +114,15 @@ class NodeFiles:
         known = self.index.touch(name)
         if head.start == head.stop or (known and known.head.nbytes >= head.nbytes):
             return
+        try:
+            self._write(name, node, known)
+        except OSError as error:
+            # A part may have been written before there was no space: it is removed again.
+            if error.errno not in _NO_SPACE or not self._make_space(head.nbytes):
+                raise
+            self._write(name, node, self.index.touch(name))
+
+    def _write(self, name: str, node: SavedNode, known: Entry | None) -> None:
         with new_part(self.directory, name) as (file, part):
             nbytes = write_node(file, node)
             file.flush()
@@ -117,13 +131,30 @@ class NodeFiles:
             self.make_room(nbytes - (known.nbytes if known else 0))
             os.replace(part, self.directory / name)
         # Copy: a slice would keep all of the path's tokens alive.
-        self.index.add(Entry(name, nbytes, replace(head, tokens=head.tokens.copy())))
+        self.index.add(Entry(name, nbytes, replace(node.head, tokens=node.head.tokens.copy())))
         self._stats.written += 1
         self._stats.written_bytes += nbytes
 
+    def _make_space(self, nbytes: int) -> bool:
+        """Removes the least recently used files for ``nbytes``; False if all are not enough."""
+        if self.index.nbytes < nbytes:
+            return False
+        if not self._is_disk_full:
+            self._is_disk_full = True
+            _log.warning(
+                "the disk of %s is full with %d bytes of prefixes, below the limit of %d: the "
+                "least recently used are removed",
+                *(self.directory, self.index.nbytes, self._budget),
+            )
+        self._remove_beyond(self.index.nbytes - nbytes)
+        return True
+
     def make_room(self, nbytes: int) -> None:
         """Removes the least recently used files until ``nbytes`` more fit the budget."""
-        while (entry := self.index.pop_beyond(self._budget - nbytes)) is not None:
+        self._remove_beyond(self._budget - nbytes)
+
+    def _remove_beyond(self, limit: int) -> None:
+        while (entry := self.index.pop_beyond(limit)) is not None:
             self._stats.evicted += 1
             with suppress(OSError):
                 (self.directory / entry.name).unlink()

@@ -12,7 +12,7 @@ class StoreStats:
     Attributes:
         written: files written.
         written_bytes: bytes written.
-        dropped: files that did not fit the write queue.
+        dropped: files that did not fit the write queue, or came just after a failed one.
         failed: files that could not be written.
         evicted: files removed for lack of room.
         broken: corrupt files, which were removed.

@@ -15,6 +15,8 @@ from chairlift.cache.store.files import NodeFiles
 from chairlift.cache.store.stats import StoreStats
 
 _log = logging.getLogger(__name__)
+# How long nothing is written after the disk has refused something.
+PAUSE_SECONDS = 60.0
 
 
 class WriteJob(NamedTuple):
@@ -59,6 +61,8 @@ class StoreWriter:
         self._on_change = on_change
         self._queue: deque[WriteJob] = deque()
         self._busy = self._closed = self._full_was_logged = False
+        # The time, of time.monotonic, before which nothing is written.
+        self._paused_until = 0.0
         self._changed = Condition()
         self._thread = Thread(target=self._run, name="prefix-writer", daemon=True)
         self._thread.start()
@@ -72,8 +76,11 @@ class StoreWriter:
     def can_put(self, nbytes: int, deadline: float | None) -> bool:
         """Whether the queue has room for a job now, or by ``deadline`` (of ``time.monotonic``).
 
-        If not, the job counts as dropped.
+        If not, or if writing has just failed, the job counts as dropped.
         """
+        if self._is_paused:
+            self._stats.dropped += 1
+            return False
         timeout = 0.0 if deadline is None else max(0.0, deadline - time.monotonic())
         with self._changed:
             free = self._changed.wait_for(lambda: self._closed or self._has_room(nbytes), timeout)
@@ -99,8 +106,14 @@ class StoreWriter:
     def fail(self, error: Exception) -> None:
         """Counts a node that could not be written, and logs the first."""
         self._stats.failed += 1
+        refused = isinstance(error, OSError)
         if self._stats.failed == 1:
-            _log.warning("a prefix was not saved in %s: %s", self._files.directory, error)
+            next_try = f"; the next try is in {PAUSE_SECONDS:.0f} s" if refused else ""
+            _log.warning(
+                "a prefix was not saved in %s: %s%s", self._files.directory, error, next_try
+            )
+        if refused:
+            self._paused_until = time.monotonic() + PAUSE_SECONDS
 
     def flush(self, timeout: float) -> bool:
         """Waits at most ``timeout`` seconds until the queue is written; returns whether it is."""
@@ -117,22 +130,32 @@ class StoreWriter:
         self._thread.join(max(0.1, timeout) if done else 0.1)
         return done
 
+    @property
+    def _is_paused(self) -> bool:
+        return time.monotonic() < self._paused_until
+
     def _has_room(self, nbytes: int) -> bool:
         return not self.queued_bytes or self.queued_bytes + nbytes <= self._max_bytes
 
     def _run(self) -> None:
         while (job := self._next()) is not None:
-            try:
-                self._files.refresh()
-                self._files.write(job.tokens, job.before, job.start, job.layers)
-            except Exception as error:  # a full disk must not end the thread
-                self.fail(error)
+            if self._is_paused:
+                self._stats.dropped += 1
+            else:
+                self._write(job)
             with self._changed:
                 self._busy = False
                 self.queued_bytes -= job.nbytes
                 del job
                 self._changed.notify_all()
             self._on_change()
+
+    def _write(self, job: WriteJob) -> None:
+        try:
+            self._files.refresh()
+            self._files.write(job.tokens, job.before, job.start, job.layers)
+        except Exception as error:  # a full disk must not end the thread
+            self.fail(error)
 
     def _next(self) -> WriteJob | None:
         with self._changed:

@@ -137,7 +137,7 @@ class Swap(Generic[Key]):
     def put(self, key: Key, tokens: Sequence[int], snapshot: Snapshot) -> bool:
         """Stores a copy of a row's state, which covers the first ``snapshot.stop`` of ``tokens``.
 
-        The copy is lazy (see ``pending``) and cannot be taken before the next ``settle``.
+        The copy is lazy (see ``pending``) and cannot be taken before the next ``move_to_host``.
 
         Returns:
             Whether there was room.
@@ -150,7 +150,7 @@ class Swap(Generic[Key]):
         self._states[key] = _State(state.stop, nbytes, fresh)
         return True
 
-    def settle(self) -> None:
+    def move_to_host(self) -> None:
         """Converts the states put since the last call, now evaluated, to host memory."""
         for key, state in list(self._states.items()):
             if not isinstance(state.form, _Fresh):
@@ -184,7 +184,7 @@ class Swap(Generic[Key]):
     def take(self, key: Key) -> Snapshot:
         """Removes and returns a state that is neither ``fetching`` nor just put."""
         form = self._states.pop(key).form
-        assert isinstance(form, SavedNode), "it is on disk, or not settled"
+        assert isinstance(form, SavedNode), "it is on disk, or not in host memory yet"
         return form.snapshot()
 
     def drop(self, key: Key) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
 
-from chairlift.engine.errors import AdapterError
+from chairlift.engine.errors import AdapterError, ChairliftError, EngineDead
 from chairlift.engine.messages import (
     AdapterFailed,
     AdapterLoaded,
@@ -76,6 +76,7 @@ class AdapterTable:
         self._numbers = count(1)
         # The adapters of requests that are being prepared, by key.
         self._held: Counter[str] = Counter()
+        self._closed: str | None = None
 
     async def load(self, name: str, path: str, replace: bool = False) -> Adapter:
         """Loads an adapter, and waits until requests may name it.
@@ -85,8 +86,11 @@ class AdapterTable:
 
         Raises:
             AdapterError: the name is taken or invalid, or the adapter cannot be loaded.
+            EngineDead: the engine has ended, perhaps by the adapter.
         """
         check_name(name)
+        if self._closed is not None:
+            raise EngineDead(self._closed)
         if any(loading.name == name for loading in self._loading.values()):
             raise AdapterError(f"the adapter {name!r} is being loaded")
         if name in self.loaded and not replace:
@@ -138,7 +142,7 @@ class AdapterTable:
             if isinstance(message, AdapterFailed):
                 self._lost(message)
         elif isinstance(message, AdapterFailed):
-            _fail(loading, message.message)
+            _fail(loading, AdapterError(message.message))
         else:
             adapter = Adapter(loading.name, message.key, loading.path, message.digest, message.rank)
             if (previous := self.loaded.get(loading.name)) is not None:
@@ -158,8 +162,13 @@ class AdapterTable:
     def fail_loading(self, why: str) -> None:
         """Ends the loads that an engine has not finished; they may have ended the engine."""
         for loading in self._loading.values():
-            _fail(loading, why)
+            _fail(loading, EngineDead(why))
         self._loading.clear()
+
+    def close(self, why: str) -> None:
+        """Ends all loads, also later ones: the engine has ended, and there will be no other."""
+        self._closed = why
+        self.fail_loading(why)
 
     def _lost(self, message: AdapterFailed) -> None:
         """Forgets an adapter that a new engine could not load; it fails the requests of it."""
@@ -177,7 +186,7 @@ def check_name(name: str) -> None:
         )
 
 
-def _fail(loading: _Loading, why: str) -> None:
+def _fail(loading: _Loading, error: ChairliftError) -> None:
     if not loading.done.done():
-        loading.done.set_exception(AdapterError(why))
+        loading.done.set_exception(error)
         loading.done.exception()  # retrieved: the caller may have left

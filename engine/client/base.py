@@ -210,7 +210,7 @@ class BaseEngineClient:
         for stream in list(self._streams.values()):
             stream.fail(EngineDead(why))
         self._streams.clear()
-        self.adapters.fail_loading(why)
+        self.adapters.close(why)
 
     def _deliver(self, outputs: list[TokenOutput]) -> None:
         """Gives each output to its stream. A stream that fails is ended; the others continue."""

@@ -142,7 +142,7 @@ class EngineCore:
             *(constraints, self._recorder, self._learn, self.images),
             dispatcher or CallerDispatch(),
         )
-        model.forward.settle = self.pipeline.settle
+        model.forward.wait_dispatched = self.pipeline.wait_dispatched
         known = self.prefixes if prefix_drafts and self.prefixes.active else None
         self.speculator = Speculator(
             lambda request: [*([PrefixProposer(known)] if known else []), *propose(request)],
@@ -190,7 +190,7 @@ class EngineCore:
 
     def submit(self, request: Submit) -> None:
         """Queues a request. If that fails, only this request ends with an error."""
-        self.pipeline.settle()
+        self.pipeline.wait_dispatched()
         try:
             self.grammars.begin(request)
             if request.images:
@@ -228,7 +228,7 @@ class EngineCore:
 
     def close(self, timeout: float) -> None:
         """Ends background work and saves what outlives the process, within ``timeout`` seconds."""
-        self.pipeline.settle()
+        self.pipeline.wait_dispatched()
         # Prefixes come last, because saving them may take all of the time.
         for work in reversed(self._background):
             work.close(timeout)
@@ -280,8 +280,8 @@ class EngineCore:
         self.speculator.observe()
         self.speculator.probe(self.scheduler.running, self.scheduler.choose_drafts)
         if plan.preempted:
-            self.pipeline.settle()
-        self.swap.settle()
+            self.pipeline.wait_dispatched()
+        self.swap.move_to_host()
         if self._buffers is not None:
             self._buffers.trim()
         timer.end("output")
@@ -325,7 +325,7 @@ class EngineCore:
     def _collect(self) -> None:
         """Passes the results of finished background work to the scheduler."""
         if any(work.due for work in self._background):
-            self.pipeline.settle()
+            self.pipeline.wait_dispatched()
         for work in self._background:
             blocked, ready, failed = work.collect()
             self._journal.ready(ready)
@@ -337,7 +337,7 @@ class EngineCore:
 
     def _reclaim(self) -> bool:
         """Drops a cached prefix, which may go to disk; returns whether there was one."""
-        self.pipeline.settle()
+        self.pipeline.wait_dispatched()
         return self.prefixes.drop_one()
 
     def _learn(self, work: Work, seconds: float) -> None:

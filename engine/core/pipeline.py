@@ -49,9 +49,9 @@ class Pipeline:
     """Launches steps, and keeps the running one.
 
     For each step, call ``launch(plan)``, then ``finish_previous()``. A plan with drafts needs the
-    tokens of the step before: call ``finish_running()`` before it is made. Call ``settle()`` before
-    anything else that evaluates arrays, and ``complete()`` before adapters change: committing a
-    draft may call the model again, with the slots of the step.
+    tokens of the step before: call ``finish_running()`` before it is made. Call
+    ``wait_dispatched()`` before anything else that evaluates arrays, and ``complete()`` before
+    adapters change: committing a draft may call the model again, with the slots of the step.
 
     Attributes:
         learn: called once for each step with its work and the seconds that it took. Settable.
@@ -116,7 +116,7 @@ class Pipeline:
             The result of ``work``.
         """
         timer.end("schedule")
-        self.settle()
+        self.wait_dispatched()
         self._wait(timer)
         result = work()
         self._computed_at = time.monotonic()
@@ -134,14 +134,14 @@ class Pipeline:
     def finish_running(self, timer: PhaseTimer) -> Step:
         """Waits for the launched step, and returns it; afterwards no step is running."""
         timer.end("launch")
-        self.settle()
+        self.wait_dispatched()
         self._wait(timer)
         running, self.running = self.running, Step()
         return running
 
     def complete(self) -> None:
         """Waits until the launched step is computed and its drafts are committed."""
-        self.settle()
+        self.wait_dispatched()
         self._wait(PhaseTimer({}))
 
     def _launch_eager(self, plan: Plan, timer: PhaseTimer) -> Step:
@@ -157,7 +157,7 @@ class Pipeline:
 
     def _launch_queued(self, plan: Plan, timer: PhaseTimer) -> Step:
         if not self._only_builds(plan):
-            self.settle()
+            self.wait_dispatched()
         step = self._build(plan)
         timer.end("launch")
         return self._dispatch(step, timer)
@@ -168,7 +168,7 @@ class Pipeline:
         Constrained rows are sampled once their masks are known. Before a step with drafts the
         device idles, so it gets the model call before the sampling is built.
         """
-        self.settle()
+        self.wait_dispatched()
         constrained = step.logits is not None and self._constraints.constrains(step.rows)
         dispatcher = _IN_CALLER if constrained else self._dispatcher
         step.dispatch(dispatcher)
@@ -187,9 +187,9 @@ class Pipeline:
             step.sample(sampled, dispatcher)
         return step
 
-    def settle(self) -> None:
-        """Waits until the launched step is dispatched; see ``Dispatcher.settle``."""
-        self._dispatcher.settle()
+    def wait_dispatched(self) -> None:
+        """Waits until the launched step is dispatched; see ``Dispatcher.wait_dispatched``."""
+        self._dispatcher.wait_dispatched()
 
     def _only_builds(self, plan: Plan) -> bool:
         """Whether nothing is evaluated while this plan's step is built.
@@ -320,7 +320,7 @@ class Pipeline:
         batch = self._batch
         arrays = [*self._prefixes.take_pending(), *self._swap.pending]
         if arrays:
-            self.settle()
+            self.wait_dispatched()
             mx.async_eval(arrays)
         if plan.capacities != batch.capacities:
             # Wait first: pending copies keep the old buffers of all layers in memory.

@@ -30,11 +30,11 @@ class Dispatcher(Protocol):
         """Dispatches the graph of these arrays, without waiting for its results.
 
         Raises:
-            Exception: of any type; as ``settle``.
+            Exception: of any type; as ``wait_dispatched``.
         """
         ...
 
-    def settle(self) -> None:
+    def wait_dispatched(self) -> None:
         """Waits until MLX has launched everything.
 
         Call it before this thread evaluates anything, or reads an array that a dispatched graph
@@ -55,7 +55,7 @@ class CallerDispatch:
     def dispatch(self, arrays: Sequence[mx.array]) -> None:
         mx.async_eval(arrays)
 
-    def settle(self) -> None:
+    def wait_dispatched(self) -> None:
         """Does nothing: ``dispatch`` has launched everything."""
 
 
@@ -77,7 +77,7 @@ class ThreadDispatch:
         threading.Thread(target=self._run, name="dispatch", daemon=True).start()
 
     def dispatch(self, arrays: Sequence[mx.array]) -> None:
-        self.settle()
+        self.wait_dispatched()
         self._busy = True
         # NOTE: the graph's Python objects live until it is launched. MLX changes its arrays
         # meanwhile, which must not be destroyed by this thread.
@@ -86,7 +86,7 @@ class ThreadDispatch:
         # one could wait for the interpreter's switch interval, 5 ms.
         self._begun.get()
 
-    def settle(self) -> None:
+    def wait_dispatched(self) -> None:
         if not self._busy:
             return
         error = self._ended.get()

@@ -89,7 +89,7 @@ class Constraints:
 
     def forced(self, sequence: Sequence) -> list[int]:
         """The next tokens of a sequence, if its grammar leaves only one way; else empty."""
-        row = self._settled(sequence)
+        row = self._up_to_date(sequence)
         if row is None or row.mask is None or row.effort.suspect:
             return []
         with row.effort.following(0):
@@ -100,7 +100,7 @@ class Constraints:
 
         Makes the masks that ``masks`` needs for this draft, or for its first tokens.
         """
-        row = self._settled(sequence)
+        row = self._up_to_date(sequence)
         if row is None:
             return len(draft)
         row.ahead = []
@@ -136,7 +136,7 @@ class Constraints:
         Returns:
             ``[tokens, words]``; see ``sampling.masks``.
         """
-        self._settle()
+        self._wait()
         bits = free(len(rows) + sum(map(len, drafts)), self._vocabulary)
         line = 0
         for number, sequence in enumerate(rows):
@@ -149,11 +149,11 @@ class Constraints:
             line += 1 + length
         return bits
 
-    def _settled(self, sequence: Sequence) -> _Row | None:
+    def _up_to_date(self, sequence: Sequence) -> _Row | None:
         """A sequence's constraint, up to date; None if it has none."""
         row = self._rows.get(sequence)
         if row is not None:
-            self._settle()
+            self._wait()
         return row
 
     def complete(self, sequence: Sequence) -> bool:
@@ -165,7 +165,7 @@ class Constraints:
         row = self._rows.get(sequence)
         if row is None:
             return False
-        self._settle()
+        self._wait()
         if row.error is not None:
             raise row.error
         return row.complete
@@ -178,7 +178,7 @@ class Constraints:
         if updates:
             self._work.append(self._thread.submit(self._follow, updates))
 
-    def _settle(self) -> None:
+    def _wait(self) -> None:
         """Waits for all started work."""
         while self._work:
             self._work.pop(0).result()

@@ -26,6 +26,15 @@ _TOKENIZER_OBJECTS = {
     "chat_template.json",
     "generation_config.json",
 }
+# Files that some loader opens if there is an entry of that name, whatever it is.
+_FILES = {
+    *_TOKENIZERS,
+    *_TOKENIZER_OBJECTS,
+    *("chat_template.jinja", "merges.txt", "model.safetensors.index.json"),
+    *("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"),
+}
+# Types of files that loaders may open by other names.
+_SUFFIXES = {".json", ".jinja", ".model", ".txt", ".tiktoken", ".safetensors", ".py"}
 # The name of one part of a model: its number, and how many there are.
 _PART = re.compile(r"(model.*-)(\d{5})-of-(\d{5})(\.safetensors)")
 # A clone of a repository has such a text in place of a large file until "git lfs pull".
@@ -47,8 +56,8 @@ def check_directory(path: Path) -> dict[str, Any]:
     """Checks that a directory has a configuration and weights; returns the configuration.
 
     Raises:
-        ModelError: a file is missing, config.json is damaged, or a file of weights is no file; the
-            message says what to do.
+        ModelError: a file is missing or no file, or config.json is damaged; the message says what
+            to do.
         UnsupportedModel: the weights have another format.
     """
     try:
@@ -62,15 +71,32 @@ def check_directory(path: Path) -> dict[str, Any]:
         )
     if "config.json" not in names:
         raise _without_configuration(path, names)
+    for name in names:
+        try:
+            _check_kind(path / name)
+        except OSError as error:
+            raise ModelError(f"{path / name}: {error.strerror}") from error
     config = read_config(path)
     shards = sorted(path.glob(WEIGHTS))
     if not shards:
         raise _without_weights(path, names)
-    for shard in shards:
-        if not shard.is_file():
-            kind = "not a file" if shard.exists() else "a link to a file that does not exist"
-            raise ModelError(f"{shard}: {kind}; fetch it again")
     return config
+
+
+def _check_kind(entry: Path) -> None:
+    """Raises ModelError if a loader could open an entry that is no file: a pipe would block it."""
+    if entry.is_file():
+        return
+    is_read = entry.name in _FILES or entry.match(WEIGHTS)
+    if is_read and not entry.exists():
+        raise ModelError(f"{entry}: a link to a file that does not exist; fetch it again")
+    if is_read or (entry.suffix in _SUFFIXES and entry.exists() and not entry.is_dir()):
+        raise _no_file(entry)
+
+
+def _no_file(entry: Path) -> ModelError:
+    kind = "a directory" if entry.is_dir() else "a pipe, socket or device"
+    return ModelError(f"{entry}: {kind} instead of a file; fetch it again")
 
 
 def absent_parts(path: Path) -> list[str]:
@@ -140,6 +166,8 @@ def read_object(file: Path, remedy: str = "fetch it again") -> dict[str, Any]:
         ModelError: it cannot be read, or is damaged.
     """
     try:
+        if file.exists() and not file.is_file():
+            raise _no_file(file)
         # Other readers of these files expect UTF-8, too; json.loads would also take UTF-16.
         content: Any = json.loads(file.read_bytes().decode())
     except OSError as error:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from chairlift.engine.config import DEFAULT_MODEL, cache_dir
 from chairlift.engine.errors import ModelError
 from chairlift.engine.hub.fetch import SMOLLM2
+from chairlift.engine.hub.folder_check import read_object
 from chairlift.engine.hub.gguf.file import GGUFFile
 
 UNKNOWN = "unknown"
@@ -93,8 +92,7 @@ def _gguf(path: Path, name: str) -> StoredModel:
 
 def _architecture(folder: Path) -> str:
     try:
-        config: Any = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        architecture = read_object(folder / "config.json").get("model_type")
+    except ModelError:
         return "(config.json cannot be read)"
-    architecture = config.get("model_type") if isinstance(config, dict) else None
     return architecture if isinstance(architecture, str) else UNKNOWN

@@ -79,6 +79,8 @@ def _found(
                 hint = f"; serve its folder: {folder}" if (folder / "config.json").exists() else ""
                 raise UnsupportedModel(f"{path}: a model file must be a .gguf file{hint}")
             return ModelSource(path.stem, "gguf", path.resolve())
+        if path.exists():
+            raise UnsupportedModel(f"{path}: neither a directory nor a .gguf file")
     except (OSError, RuntimeError, ValueError) as error:
         raise ModelError(f"{model}: {error}") from error
     if file := _HUB_FILE.fullmatch(model):

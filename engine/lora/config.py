@@ -96,8 +96,11 @@ def _peft(config: dict[str, Any]) -> LoraConfig:
     for name, value in config.items():
         if value and name not in _PEFT_READ | _PEFT_HARMLESS:
             raise AdapterError(f"{_shown(name)} is not supported")
+    scales_by_root = config.get("use_rslora", False)
+    if type(scales_by_root) is not bool:
+        raise AdapterError(f"use_rslora is {_shown(scales_by_root)}, neither true nor false")
     rank, alpha = _rank("r", config.get("r")), _number("lora_alpha", config.get("lora_alpha"))
-    return LoraConfig(True, rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
+    return LoraConfig(True, rank, alpha / (math.sqrt(rank) if scales_by_root else rank))
 
 
 def _rank(name: str, value: object) -> int:

@@ -55,7 +55,7 @@ class Forward:
 
     Attributes:
         routing: the adapters of the tokens of each model call.
-        settle: called before something is evaluated while a graph is built; see
+        wait_dispatched: called before something is evaluated while a graph is built; see
             ``device.dispatch.Dispatcher``. Settable.
     """
 
@@ -71,7 +71,7 @@ class Forward:
     ) -> None:
         self._model = model
         self.routing = Routing()
-        self.settle: Callable[[], None] = lambda: None
+        self.wait_dispatched: Callable[[], None] = lambda: None
         self._head = head
         self.packs = packs
         self.splits = splits

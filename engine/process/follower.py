@@ -107,7 +107,7 @@ class Follower:
         core.pipeline.launch(plan, timer)
         core.scheduler.commit(plan)
         self._read(core.pipeline.finish_previous(timer))
-        core.swap.settle()
+        core.swap.move_to_host()
 
     def _read(self, step: Step) -> None:
         """Appends a computed step's tokens. Rank 0's next turn says which sequences have ended."""

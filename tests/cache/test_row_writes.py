@@ -250,7 +250,7 @@ def test_numpy_writes_into_an_isolated_copy_only() -> None:
     lengths=st.lists(st.integers(2, 20), min_size=1, max_size=3),
     back=st.integers(1, 6),
     steps=st.integers(1, 8),
-    way=st.sampled_from(["settle", "rewind", "restore"]),
+    way=st.sampled_from(["take_back", "rewind", "restore"]),
 )
 def test_snapshots_that_share_memory_outlive_a_rewind(
     lengths: list[int], back: int, steps: int, way: str
@@ -259,8 +259,8 @@ def test_snapshots_that_share_memory_outlive_a_rewind(
     host_step(batch)
     taken = [batch.extract(row) for row in range(len(batch))]
     mx.eval([snapshot.layers[0].arrays for snapshot in taken])  # type: ignore[union-attr]
-    if way == "settle":
-        batch.settle(1, [0] * len(batch))
+    if way == "take_back":
+        batch.take_back(1, [0] * len(batch))
     elif way == "rewind":
         assert batch.rewind(0, max(0, batch.offsets[0] - back))
     else:

@@ -169,7 +169,7 @@ def test_a_commit_copies_nothing() -> None:
     buffers = batch.state
     mx.eval(buffers)
     kept = [1, 1, 4]
-    batch.settle(5, kept)
+    batch.take_back(5, kept)
     assert all(new is old for new, old in zip(batch.state, buffers, strict=True))
     for ring, old_cursors, old_lengths in zip((full, window), cursors, lengths, strict=True):
         moved = [(c - 5 + keep) % ring.columns for c, keep in zip(old_cursors, kept, strict=True)]

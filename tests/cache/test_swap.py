@@ -39,7 +39,7 @@ def _state(number: int, dtype: mx.Dtype = mx.float32) -> Snapshot:
 def _put(swap: Swap[int], number: int, dtype: mx.Dtype = mx.float32) -> bool:
     taken = swap.put(number, range(number, number + TOKENS + 1), _state(number, dtype))
     mx.eval(swap.pending)
-    swap.settle()
+    swap.move_to_host()
     assert swap.nbytes <= swap.budget
     return taken
 
@@ -151,7 +151,7 @@ def test_no_state_takes_the_room_that_the_first_on_disk_needs(make: Make, files:
     assert _put(swap, 3)
     assert swap.take(1)
     files.budget = swap.disk_nbytes  # no room on disk for the third state
-    swap.settle()
+    swap.move_to_host()
     big = Snapshot(0, 2 * TOKENS, (KVPiece(*mx.zeros((2, 1, 1, 2 * TOKENS, 3))), None, None))
     swap.work()
     assert not swap.put(4, range(99), big), "a fourth state would keep the second on disk"

@@ -11,6 +11,7 @@ from chairlift.api.cli.flags import (
     generation_config,
     json_object,
     positive_seconds,
+    served_name,
 )
 from chairlift.api.models.spec import LOADS
 from chairlift.engine.config import DEFAULT_MODEL
@@ -40,10 +41,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="branch, tag or commit of a hub model (default: its main branch)",
     )
-    add("--served-model-name", metavar="NAME", help="the model's id in the API (default: its own)")
+    add(
+        "--served-model-name",
+        type=served_name,
+        metavar="NAME",
+        help="the model's id in the API (default: its own)",
+    )
     add(
         "--alias",
         action="append",
+        type=served_name,
         default=[],
         metavar="NAME",
         help="a further id of the model in the API; may be repeated (default: none)",

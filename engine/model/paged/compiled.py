@@ -100,17 +100,17 @@ class CompiledSteps:
     Args:
         call: calls the model.
         routing: the adapters of the tokens; None for steps without adapters.
-        settle: called before a step that is not only built; see ``Forward.settle``.
+        wait_dispatched: called before a step that is not only built; see ``Forward``.
     """
 
     def __init__(
         self,
         call: ModelCall,
         routing: Routing | None = None,
-        settle: Callable[[], None] = lambda: None,
+        wait_dispatched: Callable[[], None] = lambda: None,
     ) -> None:
         self._model = call
-        self._settle = settle
+        self._wait_dispatched = wait_dispatched
         self._routing = routing
         self._call: Callable[..., Any] = mx.compile(self._traced)
         self._step: PagedStep | None = None
@@ -145,17 +145,17 @@ class CompiledSteps:
             step.writes.extend(built.step.writes)
             return built.logits
         if self._gives_up or not self._is_steady(step, positions):
-            self._settle()
+            self._wait_dispatched()
             return self._plain(step, tokens, positions)
         if not self._checked:
-            self._settle()
+            self._wait_dispatched()
         compiled = _TRIAL.attempt(lambda: self._compiled(step, tokens, positions))
         if compiled is not None and (
             self._checked or self._is_right(compiled, step, tokens, positions)
         ):
             return compiled
         self._gives_up = True
-        self._settle()
+        self._wait_dispatched()
         return self._plain(step, tokens, positions)
 
     def build(self, form: StepForm) -> BuiltStep | None:

@@ -73,7 +73,9 @@ class PagedForward(Forward):
         self._built: BuiltStep | None = None
         # Steps whose tokens are computed one by one, and steps with chunks: prompts, or rows with
         # drafts. Each of them without adapters, and with.
-        compiled = partial(CompiledSteps, self._logits, settle=lambda: self.settle())
+        compiled = partial(
+            CompiledSteps, self._logits, wait_dispatched=lambda: self.wait_dispatched()
+        )
         self._steps = compiled()
         self._adapted_steps = compiled(self.routing)
         self._chunk_steps = compiled()
@@ -92,7 +94,7 @@ class PagedForward(Forward):
         if not rows and not chunks:
             return ForwardOutput(None, {}, {})
         if self.splits or adapters:
-            self.settle()
+            self.wait_dispatched()
         if self.splits and (parts := self._parts_of(chunks)):
             return self._by_part(bands, tokens, chunks, parts, adapters, drafted)
         runs = row_runs(tokens.shape[0], adapters, drafted)

@@ -17,10 +17,16 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 
 class _SegmentedText:
-    """The text of a detokenizer, and its part since the last reading."""
+    """The text of a detokenizer, and its part since the last reading.
+
+    Attributes:
+        overdue: the characters between the text before the last token and the token's own: U+FFFD
+            for bytes of earlier tokens, which the token does not continue.
+    """
 
     def reset(self) -> None:
         """Starts a new text."""
+        self.overdue = 0
         self.tokens: list[int] = []
         self._segments: list[str] = []
         self._read = 0
@@ -67,19 +73,31 @@ class ByteDetokenizer(_SegmentedText):
     def add_token(self, token: int) -> None:
         """Adds the next token. An id outside the vocabulary has no text, as in ``decode``."""
         self.tokens.append(token)
+        self.overdue = 0
         text = None if self._partial else self._texts.get(token)
         self._append(self._decode(token) if text is None else text)
+
+    @property
+    def waiting(self) -> int:
+        """The number of characters that ``finalize`` would add."""
+        return len(self._decoder.getstate()[0].decode(errors="replace"))
 
     def finalize(self) -> None:
         """Ends the text: an incomplete character becomes U+FFFD."""
         self._append(self._decoder.decode(b"", final=True))
+        self._partial = False
 
     def _decode(self, token: int) -> str:
         """The characters that a token completes."""
         if not 0 <= token < len(self._token_bytes):
             return ""
         alone = not self._partial
-        text = self._decoder.decode(self._token_bytes[token])
+        data = self._token_bytes[token]
+        if not alone and data:
+            # All characters but that of the token's first byte.
+            joint = self._decoder.getstate()[0] + data[:1]
+            self.overdue = len(joint.decode(errors="replace")) - 1
+        text = self._decoder.decode(data)
         self._partial = bool(self._decoder.getstate()[0])
         if alone and not self._partial:
             self._texts[token] = text
@@ -121,18 +139,31 @@ class ContextDetokenizer(_SegmentedText):
     def add_token(self, token: int) -> None:
         """Adds the next token. An id outside the vocabulary has no text, as in ``decode``."""
         self.tokens.append(token)
+        self.overdue = 0
         if not 0 <= token < self._known:
             return
+        before = self._pending_text()
         self._pending.append(token)
         text = self._tokenizer.decode([*self._context, *self._pending])
         is_whole = not text.endswith("\ufffd") or len(self._pending) >= _MAX_PENDING
         if is_whole and len(text) > self._context_chars:
+            self.overdue = len(before) if text.startswith(before, self._context_chars) else 0
             self._append(text)
+
+    @property
+    def waiting(self) -> int:
+        """The number of characters that ``finalize`` would add."""
+        return len(self._pending_text())
 
     def finalize(self) -> None:
         """Ends the text: an incomplete character becomes U+FFFD."""
         if self._pending:
             self._append(self._tokenizer.decode([*self._context, *self._pending]))
+
+    def _pending_text(self) -> str:
+        if not self._pending:
+            return ""
+        return str(self._tokenizer.decode([*self._context, *self._pending]))[self._context_chars :]
 
     def _append(self, text: str) -> None:
         self._segments.append(text[self._context_chars :])

@@ -102,6 +102,59 @@ async def test_turns_become_the_prompt(server: Running) -> None:
     assert len(server.engine.submitted) == 1
 
 
+PLAIN = {"type": "text", "media_type": "text/plain", "data": "words"}
+PDF = {
+    "type": "document",
+    "source": {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="},
+}
+REDACTED = {"type": "redacted_thinking", "data": "EmwKAhgB"}
+TITLED = {"type": "document", "source": PLAIN, "title": "Title", "context": "Of 2024"}
+LISTED = {
+    "type": "document",
+    "source": {"type": "content", "content": [{"type": "text", "text": each} for each in "ab"]},
+    "citations": {"enabled": True},
+}
+ASK = {"type": "text", "text": "What is it?"}
+
+
+@pytest.mark.parametrize(
+    ("blocks", "content"),
+    [
+        ([TITLED, ASK], "Title\n\nOf 2024\n\nwords\n\nWhat is it?"),
+        ([ASK, ASK, LISTED], "What is it?What is it?\n\nab"),
+        ([{**LISTED, "title": None}, {**TITLED, "context": None}], "ab\n\nTitle\n\nwords"),
+        ([{"type": "document", "source": {"type": "content", "content": "x"}}], "x"),
+    ],
+)
+async def test_documents_are_texts(server: Running, blocks: list[Any], content: str) -> None:
+    use = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": blocks}
+    turns = [
+        *({"role": "user", "content": blocks}, {"role": "assistant", "content": [use]}),
+        {"role": "user", "content": [result]},
+    ]
+    status, _ = await server.post(PATH, {**BODY, "messages": turns[:1]})
+    assert (status, f"user\n{content}<|im_end|>" in last_prompt(server)) == (200, True)
+    status, _ = await server.post(PATH, {**BODY, "messages": turns})
+    assert (status, last_prompt(server).count(content)) == (200, 2)
+
+
+async def test_redacted_thinking_is_left_out(server: Running) -> None:
+    async def prompt(*content: Any) -> str:
+        assistant = {"role": "assistant", "content": list(content)}
+        turns = [*MESSAGES, assistant, *MESSAGES]
+        status, reply = await server.post(PATH, {**BODY, "messages": turns})
+        assert status == 200, reply
+        return last_prompt(server)
+
+    for rest in ([ASK], [{"type": "thinking", "thinking": "Hm", "signature": ""}, ASK], []):
+        assert await prompt(REDACTED, *rest) == await prompt(*rest)
+    # It is no text that a reply could continue.
+    turns = [*MESSAGES, {"role": "assistant", "content": [REDACTED]}]
+    status, reply = await server.post(PATH, {**BODY, "messages": turns})
+    assert (status, "only a text can be continued" in reply["error"]["message"]) == (400, True)
+
+
 BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": None}, "max_tokens"),
     ({"max_tokens": 0}, "max_tokens"),
@@ -111,9 +164,25 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": []}]}, "messages[0]: content"),
     ({"messages": [{"role": "assistant", "content": ""}]}, "only a text"),
     ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "content[0].source"),
-    ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "'document'"),
+    ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "content[0].source"),
+    (
+        {"messages": [{"role": "assistant", "content": [{"type": "document", "source": PLAIN}]}]},
+        "belong to user",
+    ),
+    (
+        {"messages": [{"role": "user", "content": [PDF]}]},
+        "messages[0].content[0].source: PDFs and other files are not supported",
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{**PDF, "source": {**PLAIN, "data": 1}}]}]},
+        "content[0].source.data",
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{**PDF, "source": {"type": "gopher"}}]}]},
+        "'gopher'",
+    ),
     ({"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": ""}]}]}, "belong"),
-    ({"messages": [{"role": "assistant", "content": [{"type": "redacted_thinking"}]}]}, "redacted"),
+    ({"messages": [{"role": "user", "content": [REDACTED]}]}, "belong to assistant"),
     (
         {
             "messages": [

@@ -104,6 +104,9 @@ def test_tables_override_the_flags_for_their_model(folder: Path) -> None:
         ("models = 'a'", "models: must be a list"),
         ("models = [[]]", "models: must be a text or a number"),
         ("served-model-name = 'x'\nmodels = ['a']", "--served-model-name is for one model"),
+        ("[[models]]\nmodel = 'a'\nalias = ['b', '']", "table 1: alias: '' cannot name a model"),
+        ("alias = ['']", "alias: '' cannot name a model"),
+        ("[[models]]\nmodel = 'a'\nserved-model-name = ''", "served-model-name: '' cannot name"),
         ("[[models]]\nmodel = 'a'\nkv-group-size = 64", "--kv-group-size needs --kv-bits"),
     ],
 )
@@ -113,6 +116,16 @@ def test_wrong_tables_are_one_line_that_names_the_place(
     with pytest.raises((ConfigError, ValueError), match=message) as wrong:
         specs_of(folder, toml=toml)
     assert "\n" not in str(wrong.value)
+
+
+@pytest.mark.parametrize("flag", ["--alias", "--served-model-name"])
+@pytest.mark.parametrize("name", ["", " ", "a ", "\ta", "a\nb"])
+def test_names_that_no_request_can_give_are_refused(
+    flag: str, name: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        specs_of(folder, "a", flag, name)
+    assert f"{flag}: {name!r} cannot name a model" in capsys.readouterr().err
 
 
 def test_a_table_takes_every_flag_of_the_engine_and_none_of_the_server() -> None:

@@ -53,6 +53,11 @@ def _link(path: Path) -> None:
     (path / "model.safetensors").symlink_to(path / "blob")
 
 
+def _pipe(path: Path) -> None:
+    (path / "config.json").unlink()
+    os.mkfifo(path / "config.json")
+
+
 CASES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "empty": (_remove_all, ["the directory is empty", "a .gguf file, or a hub id"]),
     "GGUF": (_only_gguf, ["serve one of its files", "tiny.Q4_0.gguf"]),
@@ -70,6 +75,7 @@ CASES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     ),
     "part": (_split, ["weights are missing: model-00002-of-00002.safetensors; fetch them again"]),
     "link": (_link, ["model.safetensors: a link to a file that does not exist"]),
+    "pipe": (_pipe, ["config.json: a pipe, socket or device instead of a file"]),
     "pointer": (
         lambda path: (path / "model.safetensors").write_text(LFS_POINTER),
         ["model.safetensors: this is Git LFS's pointer", "git lfs pull"],

@@ -54,6 +54,7 @@ def test_one_device_reserves_no_gpu_unless_told() -> None:
         ({"models": [{**ONE, "flags": {"port": 1}}]}, "models.0.flags: port cannot be set"),
         ({"models": [{**ONE, "flags": {"--max-rows": 1}}]}, "without dashes"),
         ({"models": [{**ONE, "flags": {"no-canary": False}}]}, "leave the flag out"),
+        ({"models": [{**ONE, "name": " b"}]}, "models.0.name: ' b' cannot name a model"),
         ({"models": [{**ONE, "replicas": 0}]}, "models.0.replicas"),
         ({"models": [{**ONE, "replicas": 2, "autoscaling": {"max_replicas": 2}}]}, "exclude"),
         ({"models": [{**ONE, "autoscaling": {"min_replicas": 3, "max_replicas": 2}}]}, "below"),

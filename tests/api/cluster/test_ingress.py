@@ -288,6 +288,18 @@ async def test_bug_in_a_replica_is_a_500_and_not_tried_again() -> None:
     assert (status, "bug" in text, len(replicas.requests)) == (500, False, 1)
 
 
+async def test_anthropics_lists_are_joined_with_the_ends_of_the_whole() -> None:
+    page = '{"data":[{"id":"%s"}],"has_more":false,"first_id":"%s","last_id":"%s"}'
+    replicas = {each: Replicas([JSON, page.replace("%s", each).encode()]) for each in "ab"}
+    client = Client(**replicas)
+    _, text = await client("GET", "/v1/models", anthropic_version="2023-06-01")
+    whole = json.loads(text)
+    assert [card["id"] for card in whole["data"]] == ["a", "b"]
+    assert (whole["first_id"], whole["last_id"], whole["has_more"]) == ("a", "b", False)
+    status, text = await client("GET", "/v1/models/c", anthropic_version="2023-06-01")
+    assert (status, json.loads(text)["error"]["type"]) == (404, "not_found_error")
+
+
 async def test_lists_are_joined_and_health_is_that_of_all() -> None:
     one = Replicas([JSON, b'{"data":[{"id":"a"}],"object":"list"}'])
     two = Replicas([JSON, b'{"data":[{"id":"b"}],"object":"list"}'])

@@ -86,7 +86,9 @@ async def test_unknown_encodings(server: Running, path: str, encoding: str) -> N
     message = error if isinstance(error, str) else error["message"]
     for known in ("gzip", "deflate", "identity"):
         assert known in message
-    assert isinstance(error, str) == (error_format_of(path).schema.__name__ == "OllamaError")
+    assert isinstance(error, str) == (
+        error_format_of(path, headers).schema.__name__ == "OllamaError"
+    )
     # The connection and the server go on.
     assert (await server.post(PATH, BODY))[0] == 200
 

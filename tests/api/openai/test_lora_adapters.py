@@ -194,6 +194,19 @@ async def test_bad_requests_load_nothing(tmp_path: Path) -> None:
         assert list(adapters.loaded) == ["sql"]
 
 
+async def test_a_load_during_which_the_engine_dies_may_be_tried_again(tmp_path: Path) -> None:
+    _folder(tmp_path / "good")
+    async with adapted(lora_dir=tmp_path) as (server, adapters):
+        adapters._send = lambda message: adapters.fail_loading("the engine ended")
+        async with server.http.post(
+            server.url + LOAD, json={"lora_name": "x", "lora_path": "good"}
+        ) as response:
+            reply = await response.json()
+            assert (response.status, response.headers["Retry-After"]) == (503, "5")
+        assert (reply["error"]["code"], reply["error"]["param"]) == ("unavailable", None)
+        assert list(adapters.loaded) == ["sql"]
+
+
 async def test_without_a_folder_requests_load_and_unload_nothing() -> None:
     async with adapted() as (server, adapters):
         for path, body in (

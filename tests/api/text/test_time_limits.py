@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from support.api.api_server import CHAT, engine_replying, running
 from support.api.fake_engine import byte_tokenizer
 
-from chairlift.api.text import vocabulary
+from chairlift.api.text import limited, vocabulary
 from chairlift.api.text.limited import TimeLimitedThreads, TookTooLong
 
 
@@ -21,7 +22,13 @@ async def test_hostile_templates_time_out_and_delay_no_other_request(
         "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}"
         "{% endfor %}{% endfor %}{% endfor %}"
     )
-    hostile = (endless, "{{ ().__class__.__base__.__subclasses__() }}", "{{ range(10**9) }}")
+    hostile = (
+        endless,
+        "{{ 'x' * 10**10 }}",
+        "{{ 9 ** (9 ** 9) }}",
+        "{{ ().__class__.__base__.__subclasses__() }}",
+        "{{ range(10**9) }}",
+    )
     for template in hostile:
         async with running(engine_replying("Hello")) as server:
             words = vocabulary.Vocabulary(byte_tokenizer(template), 258, server.service.workers)
@@ -37,6 +44,21 @@ async def test_hostile_templates_time_out_and_delay_no_other_request(
                 assert (status, "chat template" in body["error"]["message"]) == (400, True)
 
 
+async def test_work_that_takes_too_much_memory_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limited, "MAX_GROWTH", 200 << 20)
+
+    def growing() -> None:
+        kept = []
+        for _ in range(2000):
+            kept.append(b"x" * (1 << 20))
+            time.sleep(0.001)
+
+    began = time.monotonic()
+    with pytest.raises(TookTooLong):
+        await TimeLimitedThreads(100.0).run(growing)
+    assert time.monotonic() - began < 50
+
+
 @pytest.mark.slow
 async def test_work_over_its_time_limit_ends_in_its_thread() -> None:
     turns: list[int] = []
@@ -45,17 +67,17 @@ async def test_work_over_its_time_limit_ends_in_its_thread() -> None:
         while True:
             turns.append(1)
 
-    limited = TimeLimitedThreads(0.1)
+    threads = TimeLimitedThreads(0.1)
     for _ in range(3):  # more than TimeLimitedThreads has threads
         with pytest.raises(TookTooLong):
-            await limited.run(endless)
-    abandoned = asyncio.create_task(limited.run(endless))
+            await threads.run(endless)
+    abandoned = asyncio.create_task(threads.run(endless))
     await asyncio.sleep(0.05)
     abandoned.cancel()
     await asyncio.sleep(0.1)
     count = len(turns)
     await asyncio.sleep(0.1)
     assert count == len(turns) > 0
-    assert await asyncio.gather(*(limited.run(lambda: 5) for _ in range(50))) == [5] * 50
+    assert await asyncio.gather(*(threads.run(lambda: 5) for _ in range(50))) == [5] * 50
     with pytest.raises(ZeroDivisionError):
-        await limited.run(lambda: 1 // 0)
+        await threads.run(lambda: 1 // 0)

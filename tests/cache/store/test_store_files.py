@@ -214,20 +214,72 @@ def test_a_full_disk_does_not_end_the_writer_thread(
     make_store: MakeStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     store, write = make_store(), store_files.write_node
+    tries = 0
 
     def fail(file: Any, node: SavedNode) -> int:
+        nonlocal tries
+        tries += 1
         file.write(b"half")
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(store_files, "write_node", fail)
     with caplog.at_level(logging.WARNING):
-        put_all(store, evicted_node(PROMPT), evicted_node([7, *PROMPT]))
-    assert store.stats.failed == 2
+        put_all(store, evicted_node(PROMPT))
+        # For a while nothing is tried, also what had been queued.
+        assert not store.put(evicted_node([7, *PROMPT]))
+        assert store.save_all([evicted_node([8, *PROMPT])], 100.0) == 0
+    assert (tries, store.stats.failed, store.stats.dropped) == (1, 1, 2)
     assert len(caplog.records) == 1
-    assert store.save_all([evicted_node(PROMPT)], 5) == 0
+    monkeypatch.setattr(store._writer, "_paused_until", 0.0)
     monkeypatch.setattr(store_files, "write_node", write)
     put_all(store, evicted_node(PROMPT))
     assert len(store) == 1
+    assert_consistent(store)
+
+
+def test_what_is_queued_behind_a_refused_file_is_dropped(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, gate = make_store(), threading.Event()
+
+    def fail(file: Any, node: SavedNode) -> int:
+        assert gate.wait(5)
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(store_files, "write_node", fail)
+    assert all(store.put(evicted_node([number, *PROMPT])) for number in range(4))
+    gate.set()
+    assert store.flush(5)
+    assert (store.stats.failed, store.stats.dropped) == (1, 3)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_on_a_disk_below_the_budget_new_files_replace_old_ones(
+    number: int,
+    make_store: MakeStore,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store, write = make_store(), store_files.write_node
+    put_all(store, evicted_node([0, *PROMPT]))
+    capacity = store.nbytes * 7 // 2
+
+    def write_within(file: Any, node: SavedNode) -> int:
+        if store.nbytes + node.head.nbytes > capacity:
+            file.write(b"half")
+            raise OSError(number, os.strerror(number))
+        return write(file, node)
+
+    monkeypatch.setattr(store_files, "write_node", write_within)
+    prompts = [[first, *PROMPT] for first in range(10)]
+    put_all(store, *(evicted_node(prompt) for prompt in prompts))
+    assert [bool(store.find(prompt, 0)) for prompt in prompts] == [False] * 7 + [True] * 3
+    assert (store.stats.failed, store.stats.dropped, store.stats.evicted) == (0, 0, 7)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert_consistent(store)
+    # A file that could not fit, whatever is removed, removes nothing.
+    put_all(store, evicted_node(list(range(300))))
+    assert (store.stats.failed, len(store)) == (1, 3)
     assert_consistent(store)
 
 

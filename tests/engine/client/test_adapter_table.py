@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from chairlift.engine.client.adapters import AdapterTable
-from chairlift.engine.errors import AdapterError
+from chairlift.engine.errors import AdapterError, EngineDead
 from chairlift.engine.messages import (
     AdapterFailed,
     AdapterLoaded,
@@ -114,8 +114,18 @@ async def test_a_new_engine_loads_all_adapters_with_their_digests() -> None:
     engine.table.receive(AdapterFailed(keys[1], "its files have changed"))
     assert [one.key for one in engine.table.loaded.values()] == [keys[0]]
     engine.table.fail_loading("the engine ended")
-    with pytest.raises(AdapterError, match="the engine ended"):
+    with pytest.raises(EngineDead, match="the engine ended"):
         await waiting
+
+
+async def test_after_the_last_engine_no_load_waits() -> None:
+    engine = Engine()
+    waiting = asyncio.create_task(engine.table.load("a", "/a"))
+    await asyncio.sleep(0)
+    engine.table.close("the engine failed to start")
+    for load in (waiting, engine.table.load("b", "/b")):
+        with pytest.raises(EngineDead, match="failed to start"):
+            await asyncio.wait_for(load, 5)
 
 
 async def test_a_caller_that_leaves_does_not_lose_the_adapter() -> None:

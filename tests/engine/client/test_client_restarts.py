@@ -18,7 +18,7 @@ from chairlift.engine.client.process_client import TICKS, ProcessClient
 from chairlift.engine.client.stream import Stream
 from chairlift.engine.client.supervision import Supervision
 from chairlift.engine.config import EngineConfig
-from chairlift.engine.errors import AdapterError
+from chairlift.engine.errors import EngineDead
 from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.messages import (
     AdapterLoaded,
@@ -116,7 +116,7 @@ async def test_an_adapter_that_ends_the_engine_is_not_loaded_again(client: Proce
     await until(lambda: Process.started[0].sent)
     engine = await crash()
     engine.receive(model_info())
-    with pytest.raises(AdapterError, match="the engine ended"):
+    with pytest.raises(EngineDead, match="the engine ended"):
         await loading
     assert engine.sent == []
 

@@ -137,7 +137,7 @@ def test_a_computed_step_keeps_no_buffers(make: Callable[[], Dispatcher]) -> Non
     before = mx.get_active_memory()
     step = Step(side_effects=[mx.zeros((1 << 20,)) + 1])
     step.dispatch(dispatcher)
-    dispatcher.settle()
+    dispatcher.wait_dispatched()
     step.wait()
     mx.synchronize()
     assert mx.get_active_memory() < before + (1 << 20)

@@ -153,5 +153,5 @@ def test_it_finds_an_early_evaluation(read: Any, monkeypatch: pytest.MonkeyPatch
         with pytest.raises(RuntimeError, match="in current thread"):
             read(before * 3)
         assert len(dispatcher.found) == 1
-        dispatcher.settle()
+        dispatcher.wait_dispatched()
         assert read(before * 3) in (None, 6, True)

@@ -47,10 +47,10 @@ def _run(dispatcher: Dispatcher, steps: int, seed: int) -> list[float]:
             sums.append(float(running))
         running = total
         if rng.random() < 0.05:
-            dispatcher.settle()
+            dispatcher.wait_dispatched()
             mx.eval(state)
     assert running is not None
-    dispatcher.settle()
+    dispatcher.wait_dispatched()
     return [*sums, float(running)]
 
 
@@ -68,7 +68,7 @@ def test_results_become_available_in_order(make: Callable[[], Dispatcher]) -> No
     second = first + 1
     dispatcher.dispatch([second])
     mx.eval(last)
-    dispatcher.settle()
+    dispatcher.wait_dispatched()
     assert (first.tolist(), second.tolist()) == ([1, 1, 1], [2, 2, 2])
 
 
@@ -77,8 +77,8 @@ def test_what_another_thread_cannot_dispatch_is_raised_in_this_one() -> None:
     broken = mx.linalg.inv(mx.zeros((2, 3, 3)), stream=mx.new_stream(mx.default_device()))
     dispatcher.dispatch([broken])
     with pytest.raises(RuntimeError, match="in current thread"):
-        dispatcher.settle()
-    dispatcher.settle()
+        dispatcher.wait_dispatched()
+    dispatcher.wait_dispatched()
     assert _run(dispatcher, 10, 0) == _run(CallerDispatch(), 10, 0)
 
 

@@ -134,6 +134,10 @@ BAD_FILES: dict[str, tuple[Callable[[Path], object], str]] = {
     "not a number": (_config(lambda c: c.update(lora_alpha=math.nan)), "lora_alpha"),
     "a text": (_config(lambda c: c.update(lora_alpha="16")), "lora_alpha"),
     "huge": (_config(lambda c: c.update(lora_alpha=10**400)), "lora_alpha"),
+    **{
+        f"rslora {value!r}": (_config(lambda c, v=value: c.update(use_rslora=v)), "use_rslora")
+        for value in ("false", "true", "", 0, 1, [], None)
+    },
     "mlx config": (_config(lambda c: c.pop("peft_type")), "lora_parameters"),
 }
 

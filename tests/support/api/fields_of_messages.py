@@ -16,6 +16,8 @@ USE = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
 IMAGE = {"type": "image", "source": {"type": "url", "url": "https://example.org/a.png"}}
 RESULT = {"type": "tool_result", "tool_use_id": "t", "content": "sunny"}
 ASKED = [USER, {"role": "assistant", "content": [USE]}]
+PLAIN = {"type": "text", "media_type": "text/plain", "data": "A text"}
+DOCUMENT: dict[str, Any] = {"type": "document", "source": PLAIN}
 
 
 def _block(**block: Any) -> dict[str, Any]:
@@ -214,7 +216,52 @@ FIELDS = [
                 ]
             },
         )
-        for kind in ("browser_state", "document", "search_result", "tool_reference")
+        for kind in ("browser_state", "search_result", "tool_reference")
+    ),
+    done(
+        "content.tool_result: document",
+        {"messages": [*ASKED, {"role": "user", "content": [{**RESULT, "content": [DOCUMENT]}]}]},
+        messages=[*ASKED, {"role": "user", "content": [{**RESULT, "content": []}]}],
+    ),
+    done("content: document", _block(**DOCUMENT)),
+    done("content.document.title", _block(**DOCUMENT, title="T"), **_block(**DOCUMENT)),
+    done("content.document.context", _block(**DOCUMENT, context="C"), **_block(**DOCUMENT)),
+    *(
+        ignored(
+            f"content.document.{field}", _block(**DOCUMENT, **{field: value}), **_block(**DOCUMENT)
+        )
+        for field, value in (("citations", {"enabled": True}), ("cache_control", CACHED))
+    ),
+    done("content.document.source: text", _block(**DOCUMENT)),
+    done(
+        "content.document.source: content",
+        _block(type="document", source={"type": "content", "content": [{**TEXT, "text": "More"}]}),
+    ),
+    *(
+        refused(
+            f"content.document.source: {source['type']}",
+            "send their text",
+            _block(type="document", source=source),
+        )
+        for source in (
+            {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="},
+            {"type": "url", "url": "https://example.org/a.pdf"},
+            {"type": "file", "file_id": "f"},
+        )
+    ),
+    ignored(
+        "content: redacted_thinking",
+        {
+            "messages": [
+                USER,
+                {
+                    "role": "assistant",
+                    "content": [{"type": "redacted_thinking", "data": "EmwK"}, USE],
+                },
+                USER,
+            ]
+        },
+        messages=[*ASKED, USER],
     ),
     refused(
         "content.tool_result: image",
@@ -230,12 +277,10 @@ FIELDS = [
             "code_execution_tool_result",
             "compaction",
             "container_upload",
-            "document",
             "fallback",
             "mcp_tool_listing",
             "mcp_tool_result",
             "mcp_tool_use",
-            "redacted_thinking",
             "search_result",
             "server_tool_use",
             "text_editor_code_execution_tool_result",

@@ -2,7 +2,7 @@
 
 MLX's arrays and streams belong to one thread at a time, so on a GPU such an evaluation ends the
 process, or changes its memory, some of the times. Here it always fails: a step stays undispatched
-until ``settle``, and the stream belongs to a thread that evaluates for the others.
+until ``wait_dispatched``, and the stream belongs to a thread that evaluates for the others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class LateDispatch:
     """A ``Dispatcher`` as ``ThreadDispatch`` at its slowest.
 
     Attributes:
-        found: the places that have evaluated something before ``settle``.
+        found: the places that have evaluated something before ``wait_dispatched``.
     """
 
     threaded = True
@@ -39,10 +39,10 @@ class LateDispatch:
         self._inside = False
 
     def dispatch(self, arrays: Sequence[mx.array]) -> None:
-        self.settle()
+        self.wait_dispatched()
         self._pending = list(arrays)
 
-    def settle(self) -> None:
+    def wait_dispatched(self) -> None:
         pending, self._pending = self._pending, []
         if pending:
             mx.async_eval(pending)
