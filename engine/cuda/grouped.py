@@ -87,8 +87,8 @@ def grouped_product(x: mx.array, experts: mx.array, weights: Weights) -> mx.arra
     """
     count, outputs = weights.weight.shape[:2]
     tokens = x.shape[0]
-    # Warps with 32 rows of a weight take three quarters of the time of those with 16, measured on an
-    # H100 with 128 experts of integers of 4 bits; of mxfp4 they take longer.
+    # On an H100 warps with 32 rows of a weight take three quarters of the time of those with 16,
+    # for 128 experts in integers of 4 bits; for mxfp4 they take longer.
     rows = 2 if count == 1 or (weights.bits, weights.mode) == (4, "affine") else 1
     nothing = _nothing(x.dtype)
     result: mx.array

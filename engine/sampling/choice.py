@@ -20,6 +20,7 @@ from chairlift.engine.model.trials.trial import Trial
 from chairlift.engine.sampling.draw import sample_categorical, uniform_numbers
 from chairlift.engine.sampling.drawing import GREEDY_BELOW, Drawing
 from chairlift.engine.sampling.filters import thresholds
+from chairlift.engine.sampling.host_draw import host_draw
 from chairlift.engine.sampling.math import exp
 from chairlift.engine.sampling.outcomes import NO_CHOICE, NONFINITE, row_outcomes
 
@@ -163,6 +164,17 @@ def _draw(
         drawing: the rows' parameters.
         keys: ``[rows, 2]`` uint32; see ``Drawing.keys``.
     """
+    if mx.default_device().type != mx.DeviceType.cpu:
+        return lazy_draw(logits, best, likeliest, drawing, keys)
+    uniform = uniform_numbers(keys, logits.shape[1])
+    filters = drawing.top_k, drawing.top_p, drawing.min_p
+    return host_draw(logits, best, likeliest, drawing.temperature, filters, uniform)
+
+
+def lazy_draw(
+    logits: mx.array, best: mx.array, likeliest: mx.array, drawing: Drawing, keys: mx.array
+) -> mx.array:
+    """As ``_draw``, by operations that any device has."""
     # Subtract the highest logit first, so that nothing overflows at any temperature.
     weights = exp((logits - best) / drawing.temperature)
     filters = drawing.top_k, drawing.top_p, drawing.min_p

@@ -1,8 +1,8 @@
 """top_k, top_p and min_p: each becomes a minimum probability of a token.
 
 Halving an interval around the threshold reads memory less often than sorting the vocabulary on a
-GPU. A small top_k in every row needs neither. On the CPU ``host_filters`` is faster, and on CUDA
-one kernel (``engine.cuda.sampling``).
+GPU. A small top_k in every row needs neither. On the CPU ``host_draw`` is faster, and on CUDA one
+kernel (``engine.cuda.sampling``).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import mlx.core as mx
 
-from chairlift.engine.sampling.host_filters import SMALLEST, host_thresholds
+from chairlift.engine.sampling.host_filters import SMALLEST
 from chairlift.engine.sampling.top import largest
 
 # The bits of non-negative floats, read as integers, have the order of the floats, so the search
@@ -45,8 +45,6 @@ def thresholds(
     Returns:
         ``[rows, 1]``. Tokens that tie with the last included one are included as well.
     """
-    if mx.default_device().type == mx.DeviceType.cpu:
-        return host_thresholds(weights, top_k, top_p, min_p)
     if top_k is not None and 0 < largest_k <= SMALL_TOP_K:
         return small_thresholds(weights, top_k, top_p, min_p, largest_k)
     return halved_thresholds(weights, top_k, top_p, min_p)

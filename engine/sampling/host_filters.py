@@ -1,39 +1,49 @@
-"""The thresholds of ``filters`` by NumPy, row by row, for MLX's CPU backend.
+"""The minimum weight of ``filters`` by NumPy, for one row on a CPU.
 
-Halving an interval reads the vocabulary 22 or 29 times, by MLX on one thread. Here top_k selects,
-and top_p sorts only the tokens that can be above its threshold: often a few hundred. A row's result
-does not depend on other rows.
+Halving an interval reads the vocabulary 22 or 29 times. Here top_k selects, and top_p sorts only
+the tokens that can be above its threshold: often a few hundred.
 """
 
 from __future__ import annotations
 
-import mlx.core as mx
 import numpy as np
 
 from chairlift.engine.cpu.gemm import Floats
-from chairlift.engine.cpu.views import view
 
 # The smallest weight that a filter keeps.
 SMALLEST = 2.0**-60
+_BLOCK = 64
 
 
-def host_thresholds(
-    weights: mx.array, top_k: mx.array | None, top_p: mx.array | None, min_p: mx.array | None
-) -> mx.array:
-    """See ``filters.thresholds``. Evaluates the weights."""
-    off = zip((top_k, top_p, min_p), (0, 1, 0), strict=True)
-    columns = [np.full(len(weights), none) if one is None else view(one)[:, 0] for one, none in off]
-    rows = zip(view(weights), *columns, strict=True)
-    return mx.array([[_threshold(*row)] for row in rows], mx.float32)
-
-
-def _threshold(weights: Floats, top_k: float, top_p: float, min_p: float) -> float:
-    minimum = 0.0
+def threshold(weights: Floats, top_k: float, top_p: float, min_p: float) -> float:
+    """See ``filters.thresholds``; ``weights`` are ``[vocabulary]``, without NaN."""
+    minimum, left = 0.0, weights
     if top_k > 0:
-        minimum = _of_top_k(weights[weights >= SMALLEST], int(top_k))
+        left = _heavy(weights, int(top_k))
+        minimum = _of_top_k(left, int(top_k))
+        left = at_least(left, minimum)
     if top_p < 1:
-        minimum = max(minimum, _of_top_p(weights[weights >= minimum], top_p))
-    return max(minimum, float(min_p))
+        minimum = max(minimum, _of_top_p(left, top_p))
+    return max(minimum, min_p)
+
+
+def _heavy(weights: Floats, count: int) -> Floats:
+    """Weights of at least SMALLEST, among them the ``count`` heaviest and those that tie with them.
+
+    Each of the heaviest is in one of as many blocks, so the lightest of these blocks' maxima is not
+    above them. A block's tokens are equally far apart, so that NumPy compares whole vectors.
+    """
+    least = SMALLEST
+    blocks = len(weights) // _BLOCK
+    if count < blocks:
+        maxima = weights[: blocks * _BLOCK].reshape(_BLOCK, blocks).max(axis=0)
+        least = max(least, float(np.partition(maxima, blocks - count)[-count]))
+    return at_least(weights, least)
+
+
+def at_least(weights: Floats, least: float) -> Floats:
+    """The weights that are not lighter. NumPy takes four times as long to index by booleans."""
+    return weights[np.flatnonzero(weights >= least)]
 
 
 def _of_top_k(weights: Floats, count: int) -> float:
@@ -45,10 +55,10 @@ def _of_top_k(weights: Floats, count: int) -> float:
 
 def _of_top_p(weights: Floats, share: float) -> float:
     """The weight of the last of the fewest heaviest tokens that have this share of all weight."""
-    total = weights.sum(dtype=np.float64)
+    total = float(weights.sum(dtype=np.float64))
     # All tokens below this threshold together weigh less than the part that is removed.
     start = max((1 - share) * total / max(1, len(weights)), SMALLEST)
-    descending = np.sort(weights[weights >= start])[::-1]
+    descending = np.sort(at_least(weights, start))[::-1]
     if not len(descending):
         return SMALLEST
     reached = np.searchsorted(np.cumsum(descending, dtype=np.float64), share * total)

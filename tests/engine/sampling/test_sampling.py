@@ -12,9 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chairlift.engine.messages import SamplingParams
+from chairlift.engine.sampling import choice
+from chairlift.engine.sampling.choice import TokenChoice
 from chairlift.engine.sampling.draw import sample_categorical
 from chairlift.engine.sampling.filters import SMALL_TOP_K, halved_thresholds, small_thresholds
-from chairlift.engine.sampling.host_filters import host_thresholds
+from chairlift.engine.sampling.host_filters import threshold
 from chairlift.engine.sampling.sampler import Sampler, SamplerRow
 from chairlift.engine.sampling.top import largest
 
@@ -32,11 +34,21 @@ def _sampler(*rows: SamplerRow) -> Sampler:
     return sampler
 
 
+def _host_thresholds(weights: mx.array, *columns: mx.array) -> mx.array:
+    """As ``filters.thresholds``, by the filters of a CPU."""
+    rows = zip(
+        np.nan_to_num(np.array(weights)),
+        *(np.array(column)[:, 0] for column in columns),
+        strict=True,
+    )
+    return mx.array([[threshold(row, *map(float, options))] for row, *options in rows], mx.float32)
+
+
 def _logits(seed: int, rows: int = 1) -> mx.array:
     return mx.array(np.random.default_rng(seed).normal(0, 3, (rows, VOCABULARY)), mx.float32)
 
 
-@pytest.mark.parametrize("thresholds", [halved_thresholds, host_thresholds])
+@pytest.mark.parametrize("thresholds", [halved_thresholds, _host_thresholds])
 @settings(max_examples=100, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
@@ -79,7 +91,7 @@ def test_the_cpu_keeps_the_tokens_that_other_devices_keep(
     weights[0, broken] = np.nan
     columns = [mx.array([[row[kind]] for row in rows], mx.float32) for kind in range(3)]
     halved = np.array(halved_thresholds(mx.array(weights), *columns))
-    host = np.array(host_thresholds(mx.array(weights), *columns))
+    host = np.array(_host_thresholds(mx.array(weights), *columns))
     one, other = ((weights >= each * (1 - 1e-5)).sum(axis=1) for each in (halved, host))
     # A sum that is rounded differently may need one token more or less.
     assert np.all(abs(one - other) <= 1 if scale else one == other)
@@ -107,7 +119,7 @@ def test_a_small_top_k_keeps_the_same_tokens(
     columns = [mx.array([[row[kind]] for row in rows], mx.float32) for kind in range(3)]
     largest = max(row[0] for row in rows)
     small = np.array(small_thresholds(mx.array(weights), *columns, largest))
-    host = np.array(host_thresholds(mx.array(weights), *columns))
+    host = np.array(_host_thresholds(mx.array(weights), *columns))
     for own, one, other in zip(weights, small, host, strict=True):
         # A sum that is rounded differently may need one weight more or less.
         kept, expected = (np.unique(own[own >= least * (1 - 1e-5)]) for least in (one, other))
@@ -255,3 +267,47 @@ def test_the_largest_numbers_of_rows(
     assert values.tolist() == (-np.sort(-numbers, axis=1)[:, :k]).tolist()
     assert np.take_along_axis(numbers, places.astype(np.int64), 1).tolist() == values.tolist()
     assert all(len(set(row)) == k for row in places.tolist())
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    vocabulary=st.sampled_from([1, 5, 17, 1000, 5000]),
+    scale=st.sampled_from([0.0, 0.1, 3.0, 40.0]),
+    ruled_out=st.booleans(),
+    options=st.lists(
+        st.tuples(
+            st.sampled_from([1e-5, 0.2, 1.0, 1e30]),
+            st.sampled_from([0, 1, 20, 10**9]),
+            st.sampled_from([0.0, 0.5, 0.95, 1.0]),
+            st.sampled_from([0.0, 0.05, 1.0]),
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+)
+def test_the_cpu_draws_the_tokens_that_other_devices_draw(
+    seed: int,
+    vocabulary: int,
+    scale: float,
+    ruled_out: bool,
+    options: list[tuple[float, int, float, float]],
+) -> None:
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(0, scale, (len(options), vocabulary)).astype(np.float32)
+    if ruled_out:
+        logits[rng.random(logits.shape) < 0.5] = -np.inf
+        logits[:, rng.integers(vocabulary)] = 0.0
+    params = [
+        SamplingParams(1, row, temperature=heat, top_k=k, top_p=p, min_p=m)
+        for row, (heat, k, p, m) in enumerate(options)
+    ]
+    numbers = mx.array(logits)
+    call = numbers, numbers, [seed] * len(options), False
+    here = np.array(TokenChoice(params, int, mx.array).by_operations(*call))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(choice, "_draw", choice.lazy_draw)
+        there = np.array(TokenChoice(params, int, mx.array).by_operations(*call))
+    assert np.isfinite(np.take_along_axis(logits, here[:, None], axis=1)).all()
+    # Rounding decides between two tokens once in thousands of draws.
+    assert (here != there).sum() <= 1

@@ -17,7 +17,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from chairlift.engine.sampling import filters
+from chairlift.engine.sampling import choice
 
 _EVALUATE = ("eval", "async_eval", "synchronize")
 _READ = ("item", "tolist", "__bool__", "__float__", "__int__", "__iter__")
@@ -91,8 +91,8 @@ def late_dispatch(monkeypatch: pytest.MonkeyPatch) -> Iterator[LateDispatch]:
         for owner, names in ((mx.array, _READ), (np, ("array", "asarray"))):
             for name in names:
                 patch.setattr(owner, name, _evaluated_first(getattr(owner, name)))
-        # These filters evaluate the logits, and are for devices where no thread dispatches.
-        patch.setattr(filters, "host_thresholds", filters.halved_thresholds)
+        # A CPU's draws evaluate the logits, and are for devices where no thread dispatches.
+        patch.setattr(choice, "_draw", choice.lazy_draw)
         mx.set_default_stream(dispatcher.stream())
         mx.random.seed(0)
         try:
