@@ -1,4 +1,4 @@
-"""Draws tokens by NumPy, row by row, for MLX's CPU backend.
+"""Draws tokens and adds up probabilities by NumPy, row by row, for MLX's CPU backend.
 
 MLX computes an exponential function on the CPU ten times as slowly as NumPy, and its operations
 read all tokens also after top_k, top_p and min_p have left a few. A row's token does not depend on
@@ -47,17 +47,40 @@ def host_draw(
     # Rows whose logits are not finite get a failure code later.
     with np.errstate(all="ignore"):
         for row, (line, highest, heat) in enumerate(lines):
-            # Subtract the highest logit first, so that nothing overflows at any temperature.
-            np.subtract(line, highest, out=weights)
-            np.divide(weights, heat, out=weights)
-            # Numbers below the normal ones take a CPU ten times as long.
-            np.exp(np.maximum(weights, _LOWEST, out=weights), out=weights)
-            np.multiply(weights, weights >= SMALLEST, out=weights)
+            _set_weights(weights, line, highest, heat)
             least = threshold(weights, *(float(option[row]) for option in options))
             drawn = _drawn(weights, least, numbers[row])
             if drawn is not None:
                 tokens[row] = drawn
     return mx.array(tokens)
+
+
+def host_log_totals(logits: mx.array, highest: mx.array) -> mx.array:
+    """The logarithm of each row's sum of exponentials: ``[rows, 1]`` float32. Evaluates the logits.
+
+    Args:
+        logits: ``[rows, vocabulary]`` float32.
+        highest: ``[rows, 1]``, each row's highest logit.
+    """
+    mx.eval(logits, highest)
+    weights = np.empty(logits.shape[1], np.float32)
+    totals = view(highest).copy()
+    with np.errstate(all="ignore"):
+        for line, total in zip(view(logits), totals, strict=True):
+            _set_weights(weights, line, total[0], np.float32(1))
+            total += np.log(weights.sum())
+    return mx.array(totals)
+
+
+def _set_weights(weights: Floats, logits: Floats, highest: np.float32, heat: np.float32) -> None:
+    """Computes ``exp((logits - highest) / heat)``; what is below SMALLEST becomes 0."""
+    # The highest logit is subtracted first, so that nothing overflows at any temperature.
+    np.subtract(logits, highest, out=weights)
+    if heat != 1:
+        np.divide(weights, heat, out=weights)
+    # Numbers below the normal ones take a CPU ten times as long.
+    np.exp(np.maximum(weights, _LOWEST, out=weights), out=weights)
+    np.multiply(weights, weights >= SMALLEST, out=weights)
 
 
 def _drawn(weights: Floats, least: float, uniform: Floats) -> int | None:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
+from chairlift.engine.sampling.host_draw import host_log_totals
 from chairlift.engine.sampling.math import exp
 from chairlift.engine.sampling.top import largest
 
@@ -36,13 +37,25 @@ def top_logprobs(logits: mx.array, tokens: mx.array, k: int) -> TopLogprobs:
     """
     logits = logits.astype(mx.float32)
     highest = logits.max(axis=-1, keepdims=True)
-    total = highest + mx.log(exp(logits - highest).sum(axis=-1, keepdims=True))
+    total = _log_totals(logits, highest)
     chosen = mx.take_along_axis(logits, tokens[:, None], axis=-1) - total
     if k <= 1:
         best = mx.argmax(logits, axis=-1, keepdims=True)[:, :k]
         return TopLogprobs(chosen[:, 0], best, (highest - total)[:, :k])
     best, top = largest(logits, k)
     return TopLogprobs(chosen[:, 0], best, top - total)
+
+
+def _log_totals(logits: mx.array, highest: mx.array) -> mx.array:
+    """The logarithm of each row's sum of exponentials, ``[m, 1]``, from its highest logit."""
+    if mx.default_device().type == mx.DeviceType.cpu:
+        return host_log_totals(logits, highest)
+    return lazy_log_totals(logits, highest)
+
+
+def lazy_log_totals(logits: mx.array, highest: mx.array) -> mx.array:
+    """As ``_log_totals``, by operations that any device has."""
+    return highest + mx.log(exp(logits - highest).sum(axis=-1, keepdims=True))
 
 
 def top_logprobs_in_slices(logits: mx.array, tokens: mx.array, k: int) -> TopLogprobs:

@@ -102,10 +102,16 @@ def test_each_model_has_its_own(tmp_path: Path) -> None:
 
 
 def test_it_reaches_the_engines_process_and_every_rank(tmp_path: Path) -> None:
-    speculative = SpeculativeConfig("draft_model", "small", 5, 3, 4)
-    config = EngineConfig(speculative=speculative, tensor_parallel_size=2)
+    drafts = EngineConfig(speculative=SpeculativeConfig("draft_model", "small", 5, 3, 4))
+    # A draft model does not work with several ranks.
+    ranks = EngineConfig(
+        speculative=SpeculativeConfig("ngram", None, 5, 3, 4), tensor_parallel_size=2
+    )
     source = ModelSource("m", "directory", tmp_path)
-    starts = [Start(config, source), StartRank(local_places(2)[1], config, source, "info", "text")]
+    starts = [
+        *(Start(config, source) for config in (drafts, ranks)),
+        StartRank(local_places(2)[1], ranks, source, "info", "text"),
+    ]
     for start in starts:
         sent = msgspec.msgpack.encode(start, enc_hook=encode_path)
         assert msgspec.msgpack.decode(sent, type=type(start), dec_hook=decode_path) == start

@@ -131,7 +131,7 @@ def test_seats_fill_and_empty_under_a_load(page: Page, url: str) -> None:
         [
             *(CHAIRLIFT, "bench", "--base-url", url, "--api-key", KEY, "--num-prompts", "12"),
             *("--max-concurrency", str(ROWS + 2), "--random-input-len", "20"),
-            *("--random-output-len", "160"),
+            *("--random-output-len", "800"),
         ],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -16,7 +16,9 @@ from chairlift.engine.sampling import choice
 from chairlift.engine.sampling.choice import TokenChoice
 from chairlift.engine.sampling.draw import sample_categorical
 from chairlift.engine.sampling.filters import SMALL_TOP_K, halved_thresholds, small_thresholds
+from chairlift.engine.sampling.host_draw import host_log_totals
 from chairlift.engine.sampling.host_filters import threshold
+from chairlift.engine.sampling.logprobs import lazy_log_totals
 from chairlift.engine.sampling.sampler import Sampler, SamplerRow
 from chairlift.engine.sampling.top import largest
 
@@ -311,3 +313,27 @@ def test_the_cpu_draws_the_tokens_that_other_devices_draw(
     assert np.isfinite(np.take_along_axis(logits, here[:, None], axis=1)).all()
     # Rounding decides between two tokens once in thousands of draws.
     assert (here != there).sum() <= 1
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    vocabulary=st.sampled_from([1, 7, 1000]),
+    scale=st.sampled_from([0.0, 3.0, 1000.0]),
+)
+def test_the_cpu_adds_up_the_probabilities_that_other_devices_do(
+    seed: int, vocabulary: int, scale: float
+) -> None:
+    """Also if tokens are ruled out; a row that is not finite gives no finite total."""
+    logits = np.random.default_rng(seed).normal(0, scale, (5, vocabulary)).astype(np.float32)
+    logits[0, 1:] = -np.inf
+    logits[1] = -np.inf
+    logits[2, 0] = np.nan
+    logits[3, 0] = np.inf
+    array = mx.array(logits)
+    highest = mx.array(logits.max(axis=1, keepdims=True))
+    here, there = (
+        np.array(call(array, highest))[:, 0] for call in (host_log_totals, lazy_log_totals)
+    )
+    finite = [0, 4]
+    assert np.allclose(here[finite], there[finite], rtol=1e-6, atol=1e-6)
+    assert not np.isfinite(here[1:4]).any()
