@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from typing import TYPE_CHECKING, Any, Never
 
@@ -14,14 +15,16 @@ logger = logging.getLogger(__name__)
 
 # Time between two plain lines.
 LINE_SECONDS = 30.0
+# What tqdm writes to move the cursor.
+_CURSOR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 class _Lines:
     """A file for tqdm: writes each text as a line."""
 
     def write(self, text: str) -> None:
-        line = text.strip()
-        if not line:  # tqdm also writes characters that move the cursor
+        line = _CURSOR.sub("", text).strip()
+        if not line:
             return
         if logging.getLogger().handlers:
             logger.info("%s", line)

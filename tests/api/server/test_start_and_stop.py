@@ -156,7 +156,9 @@ def test_a_signal_ends_a_download(name: str, tmp_path: Path) -> None:
                 assert process.wait(PATIENCE) == 0, log.read_text()
             finally:
                 process.kill()
-    assert "stopping; requests have" in log.read_text().splitlines()[-1]
+    text = log.read_text()
+    assert "stopping; requests have" in text
+    assert "\x1b" not in text
 
 
 def start(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

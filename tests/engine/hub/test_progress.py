@@ -90,3 +90,12 @@ def test_a_bar_does_not_disturb_a_structured_or_quiet_log(
     lines = terminal.getvalue().splitlines()
     assert len(lines) == (2 if level == "INFO" else 0)
     assert all(json.loads(line)["message"].startswith("weights: ") for line in lines)
+
+
+def test_lines_have_no_control_characters(caplog: pytest.LogCaptureFixture) -> None:
+    """A second bar of the hub's client moves the cursor up and down."""
+    lines = progress._Lines()
+    caplog.set_level(logging.INFO)
+    for text in ("\x1b[A", "\n\n\x1b[A\x1b[2K", "\r\x1b[Afirst: 3 %", "\n"):
+        lines.write(text)
+    assert caplog.messages == ["first: 3 %"]
