@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
-from chairlift.engine.cuda.grouped import Weights, grouped_product
+from chairlift.engine.cuda.grouped import Weights, grouped_product, quantize
 from chairlift.engine.model.dequantize import float_type
 from chairlift.engine.model.trials.trial import Trial, within_largest
 
@@ -120,12 +120,7 @@ def kernel_works(bits: int, group: int, mode: str, dtype: mx.Dtype) -> bool:
     x = mx.random.normal((tokens, inputs), dtype, scale=0.02, key=keys[2])
     weights, plain = Weights(weight, bias=bias), weight
     if bits:
-        form: dict[str, Any] = {"group_size": group, "bits": bits, "mode": mode}
-        packed, scales, *biases = mx.quantize(weight, **form)
-        own_type = None if mode == "affine" else dtype
-        added = biases[0] if biases else None
-        weights = Weights(packed, scales, added, bits, group, bias, mode, own_type)
-        plain = mx.dequantize(packed, scales, added, dtype=dtype, **form)
+        weights, plain = quantize(weight, bits, group, mode, bias)
     return _TRIAL.passes(
         lambda: mx.stack([x[n] @ plain[e].T + bias[e] for n, e in enumerate(own)]),
         lambda: grouped_product(x, mx.array(own, mx.uint32), weights),

@@ -77,6 +77,18 @@ class Weights(NamedTuple):
         return whole and FORMS.get(self.mode) == (self.bits, self.group)
 
 
+def quantize(
+    weight: mx.array, bits: int, group: int, mode: str, bias: mx.array | None = None
+) -> tuple[Weights, mx.array]:
+    """Quantizes ``[experts, outputs, inputs]``, and dequantizes the result; both for trials."""
+    form: dict[str, Any] = {"group_size": group, "bits": bits, "mode": mode}
+    packed, scales, *rest = mx.quantize(weight, **form)
+    biases = rest[0] if rest else None
+    own_type = weight.dtype if biases is None else None
+    weights = Weights(packed, scales, biases, bits, group, bias, mode, own_type)
+    return weights, mx.dequantize(packed, scales, biases, dtype=weight.dtype, **form)
+
+
 def grouped_product(x: mx.array, experts: mx.array, weights: Weights) -> mx.array:
     """Multiplies each token with the weight of its expert: ``[tokens, outputs]``.
 

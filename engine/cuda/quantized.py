@@ -16,7 +16,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 
-from chairlift.engine.cuda.grouped import Weights, grouped_product
+from chairlift.engine.cuda.grouped import Weights, grouped_product, quantize
 from chairlift.engine.model.dequantize import float_type
 from chairlift.engine.model.trials.trial import Trial, within_largest
 
@@ -55,10 +55,12 @@ class QuantizedWeight:
         # Only affine weights have a type of their own.
         self._is_affine = layer.mode == "affine"
         stacked = None if biases is None else biases[None]
-        self.stacked = Weights(
-            *(weight[None], scales[None], stacked, layer.bits, layer.group_size),
-            mode=layer.mode,
-            float_type=None if self._is_affine else mx.bfloat16,
+        self._set_stacked(
+            Weights(
+                *(weight[None], scales[None], stacked, layer.bits, layer.group_size),
+                mode=layer.mode,
+                float_type=None if self._is_affine else mx.bfloat16,
+            )
         )
         self._dequantized: mx.array | None = None
 
@@ -70,12 +72,12 @@ class QuantizedWeight:
     def set_model_type(self, dtype: mx.Dtype) -> None:
         """Sets the type of the dequantized weight, unless the weight has a type of its own."""
         if not self._is_affine:
-            self.stacked = self.stacked._replace(float_type=dtype)
+            self._set_stacked(self.stacked._replace(float_type=dtype))
 
-    @property
-    def _has_kernel(self) -> bool:
-        form = self.stacked
-        return form.are_fit and kernel_works(form.bits, form.group, form.mode, form.dtype)
+    def _set_stacked(self, weights: Weights) -> None:
+        self.stacked = weights
+        form = weights.bits, weights.group, weights.mode, weights.dtype
+        self._has_kernel = weights.are_fit and kernel_works(*form)
 
     @property
     def dequantized_bytes(self) -> int:
@@ -168,22 +170,12 @@ def kernel_works(bits: int, group: int, mode: str, dtype: mx.Dtype) -> bool:
     if not hasattr(mx, "cuda") or not mx.cuda.is_available():
         return False
     keys = mx.random.split(mx.random.key(bits))
-    weight = mx.random.normal((96, 1024), dtype, key=keys[0])
-    form: dict[str, Any] = {"group_size": group, "bits": bits, "mode": mode}
-    packed, scales, *rest = mx.quantize(weight, **form)
-    biases = rest[0] if rest else None
-    one = Weights(
-        *(packed[None], scales[None], None if biases is None else biases[None], bits, group),
-        mode=mode,
-        float_type=dtype if biases is None else None,
-    )
+    weight = mx.random.normal((1, 96, 1024), dtype, key=keys[0])
+    one, plain = quantize(weight, bits, group, mode)
     if not one.are_fit:
         return False
     x = mx.random.normal((71, 1024), dtype, scale=0.02, key=keys[1])
-    return _TRIAL.passes(
-        lambda: x @ mx.dequantize(packed, scales, biases, dtype=dtype, **form).T,
-        lambda: grouped_product(x, _one_expert(), one),
-    )
+    return _TRIAL.passes(lambda: x @ plain[0].T, lambda: grouped_product(x, _one_expert(), one))
 
 
 @functools.cache

@@ -1,8 +1,8 @@
 """Chooses the next token of each row in one kernel: greedily, or with top_k, top_p and min_p.
 
 MLX reads and writes all logits in each operation, and a threshold that is found by halving takes
-some 170 of them (``engine.sampling.filters``). With 256 rows of 152,000 logits, that takes as long
-as the rest of a step. The kernel reads a row from memory five to nine times and writes one number.
+hundreds of them (``engine.sampling.filters``). With 256 rows of 152,000 logits, that takes as long
+as the rest of a step. The kernel reads a row at most eight times and writes one number.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from chairlift.engine.cuda.source import included, launch_bounds
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 # Sums of more weights might exceed 64 bits.
 MAX_VOCABULARY = 1 << 21
-# The parts of the vocabulary, of which one is drawn first; see ``engine.sampling.draw``.
-PARTS = 16
 _THREADS = 512
 
 
@@ -29,7 +27,7 @@ class Draws(NamedTuple):
     Attributes:
         options: ``[4, rows]`` float32: temperature (0: greedy), top_k (0: off), top_p (1: off) and
             min_p (0: off).
-        uniform: ``[rows, 1 + ceil(vocabulary / PARTS)]`` float32, from 0 to below 1: the first
+        uniform: ``[rows, 1 + ceil(vocabulary / parts)]`` float32, from 0 to below 1: the first
             number draws a part, the others are for the tokens of that part.
     """
 
@@ -44,7 +42,7 @@ def sample(
     draws: Draws | None,
     nonfinite: int,
     no_choice: int,
-    threads: int = _THREADS,
+    parts: int,
 ) -> mx.array:
     """The tokens of all rows, or failure codes: ``[rows]`` int32.
 
@@ -55,22 +53,23 @@ def sample(
         masked: whether a mask may have ruled out every token of a row with finite logits.
         draws: None: all rows are greedy.
         nonfinite, no_choice: the codes of ``engine.sampling.outcomes``.
-        threads: of a block, 512 or 1,024.
+        parts: of the vocabulary, of which one is drawn first: a divisor of 16.
     """
     nothing = constant(0.0, mx.float32)
     rows, vocabulary = logits.shape
     result: mx.array
-    (result,) = _kernel(threads)(
+    (result,) = _kernel()(
         inputs=[
             *(logits, nothing if raw is None else raw, *(draws or (nothing, nothing))),
             *(constant(flag, mx.int32) for flag in (masked, draws is not None)),
         ],
         template=[
             *(("T", logits.dtype), ("CHANGED", raw is not None), ("WIDE", vocabulary % 8 == 0)),
-            *(("THREADS", threads), ("NONFINITE", -nonfinite), ("NO_CHOICE", -no_choice)),
+            *(("NONFINITE", -nonfinite), ("NO_CHOICE", -no_choice)),
+            *(("THREADS", _THREADS), ("PARTS", parts)),
         ],
-        grid=(rows * threads, 1, 1),
-        threadgroup=(threads, 1, 1),
+        grid=(rows * _THREADS, 1, 1),
+        threadgroup=(_THREADS, 1, 1),
         output_shapes=[(rows,)],
         output_dtypes=[mx.int32],
     )
@@ -78,11 +77,11 @@ def sample(
 
 
 @functools.cache
-def _kernel(threads: int) -> Any:
+def _kernel() -> Any:
     return mx.fast.cuda_kernel(
-        name=f"chairlift_sample_{threads}",
+        name="chairlift_sample",
         input_names=["logits", "raw", "options", "uniform", "masked", "drawn"],
         output_names=["out"],
-        header=launch_bounds(threads, 1),
+        header=launch_bounds(_THREADS, 1),
         source=included("sample"),
     )

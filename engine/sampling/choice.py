@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from chairlift.engine.cuda.sampling import DTYPES, MAX_VOCABULARY, Draws, sample
 from chairlift.engine.messages import SamplingParams
 from chairlift.engine.model.trials.trial import Trial
-from chairlift.engine.sampling.draw import sample_categorical, uniform_numbers
+from chairlift.engine.sampling.draw import PARTS, sample_categorical, uniform_numbers
 from chairlift.engine.sampling.drawing import GREEDY_BELOW, Drawing
 from chairlift.engine.sampling.filters import thresholds
 from chairlift.engine.sampling.host_draw import host_draw
@@ -81,7 +81,7 @@ class TokenChoice:
             keys = self._upload(drawing.keys(generated))
             draws = Draws(drawing.options, uniform_numbers(keys, logits.shape[1]))
         changed = None if logits is raw else raw
-        return sample(logits, changed, masked, draws, NONFINITE, NO_CHOICE)
+        return sample(logits, changed, masked, draws, NONFINITE, NO_CHOICE, PARTS)
 
     def by_operations(
         self, logits: mx.array, raw: mx.array, generated: Seq[int], masked: bool

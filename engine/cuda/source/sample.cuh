@@ -12,7 +12,8 @@
 // ``sampling.draw`` does.
 //
 // Grid: (row).
-  constexpr int WARPS = THREADS / 32, PARTS = 16, TEAM = 32 * (WARPS / PARTS);
+  constexpr int WARPS = THREADS / 32, TEAM = 32 * (WARPS / PARTS);
+  static_assert(WARPS % PARTS == 0);
   constexpr int COARSE = 11, FINE = 9;  // bits of a bin's number
   unsigned infinite_bits = 0x7f800000;
   const float infinite = reinterpret_cast<float&>(infinite_bits);

@@ -270,6 +270,6 @@ def test_sampling(compiled: list[Compiled], dtype: mx.Dtype, vocabulary: int) ->
     raw = _numbers(2, vocabulary, dtype=dtype)
     draws = Draws(_numbers(4, 2, dtype=mx.float32), _numbers(2, 64, dtype=mx.float32))
     for logits, changed in ((raw, None), (raw.astype(mx.float32), raw)):
-        sample(logits, changed, True, draws, -1, -2)
+        sample(logits, changed, True, draws, -1, -2, 16)
     for kernel in compiled:
         assert kernel.registers <= 128, kernel  # or a block of 512 threads cannot be launched
