@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
-from chairlift.engine.cuda.grouped import Weights, grouped_product, quantize
+from chairlift.engine.cuda.grouped import MAX_LISTED, Weights, grouped_product, quantize
 from chairlift.engine.model.dequantize import float_type
 from chairlift.engine.model.trials.trial import Trial, within_largest
 
@@ -29,37 +29,52 @@ _TRIAL = Trial(
 )
 
 
-class SortedProduct:
-    """The product of sorted tokens with the weights of a layer."""
+class ExpertProduct:
+    """The product of tokens with the weights of a layer."""
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
 
-    def takes(self, x: mx.array) -> bool:
-        """Whether ``x`` are tokens as mlx-lm sorts them, ``[tokens, 1, inputs]``."""
-        return x.ndim == 3 and x.shape[1] == 1 and x.dtype == self._weights.dtype
+    def __call__(self, x: mx.array, indices: mx.array, are_sorted: bool) -> mx.array | None:
+        """Multiplies each token with the weights of its experts.
 
-    def __call__(self, x: mx.array, indices: mx.array) -> mx.array:
-        return grouped_product(x[:, 0], indices, self._weights)[:, None]
+        Args:
+            x: tokens as mlx-lm's layers have them: if sorted, ``[pairs, 1, inputs]``, else
+                ``[..., 1 or experts of a token, 1, inputs]``.
+            indices: the experts, ``[pairs]`` or ``[..., experts of a token]``.
+
+        Returns:
+            ``[*indices.shape, 1, outputs]``; None if the kernel does not take these tokens.
+        """
+        if x.dtype != self._weights.dtype or x.ndim != indices.ndim + 2 or x.shape[-2] != 1:
+            return None
+        if are_sorted:
+            fits = x.shape[:-2] == indices.shape
+        else:
+            alike = x.shape[:-2] in (indices.shape, (*indices.shape[:-1], 1))
+            fits = alike and 0 < indices.size <= MAX_LISTED
+        if not fits:
+            return None
+        flat = x.reshape(-1, x.shape[-1])
+        y = grouped_product(flat, indices.reshape(-1), self._weights, listed=not are_sorted)
+        return y.reshape(*indices.shape, 1, -1)
 
 
 class GroupedSwitchLinear(SwitchLinear):  # type: ignore[misc]
-    """A layer with a ``sorted_product``."""
+    """A layer with an ``own_product``."""
 
     def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> Any:
-        if sorted_indices and self.sorted_product.takes(x):
-            return self.sorted_product(x, indices)
+        y = self.own_product(x, indices, sorted_indices)
         # NOTE: not as sorted, which MLX computes wrong.
-        return super().__call__(x, indices)
+        return super().__call__(x, indices) if y is None else y
 
 
 class GroupedQuantizedSwitchLinear(QuantizedSwitchLinear):  # type: ignore[misc]
-    """A quantized layer with a ``sorted_product``."""
+    """A quantized layer with an ``own_product``."""
 
     def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> Any:
-        if sorted_indices and self.sorted_product.takes(x):
-            return self.sorted_product(x, indices)
-        return super().__call__(x, indices, sorted_indices)
+        y = self.own_product(x, indices, sorted_indices)
+        return super().__call__(x, indices, sorted_indices) if y is None else y
 
 
 class UnsortedSwitchLinear(SwitchLinear):  # type: ignore[misc]
@@ -82,7 +97,7 @@ def install(model: Any) -> None:
             and kernel_works(weights.bits, weights.group, weights.mode, weights.dtype)
         ):
             plain = type(module) is SwitchLinear
-            module.sorted_product = SortedProduct(weights)
+            module.own_product = ExpertProduct(weights)
             module.__class__ = GroupedSwitchLinear if plain else GroupedQuantizedSwitchLinear
             replaced += 1
         elif type(module) is SwitchLinear:
@@ -121,7 +136,14 @@ def kernel_works(bits: int, group: int, mode: str, dtype: mx.Dtype) -> bool:
     weights, plain = Weights(weight, bias=bias), weight
     if bits:
         weights, plain = quantize(weight, bits, group, mode, bias)
-    return _TRIAL.passes(
-        lambda: mx.stack([x[n] @ plain[e].T + bias[e] for n, e in enumerate(own)]),
-        lambda: grouped_product(x, mx.array(own, mx.uint32), weights),
-    )
+    order = [3, 0, 4, 3, 2, 4]
+
+    def expected() -> mx.array:
+        pairs = [*enumerate(own), *((n // 2, e) for n, e in enumerate(order))]
+        return mx.stack([x[n] @ plain[e].T + bias[e] for n, e in pairs])
+
+    def ours() -> mx.array:
+        few = grouped_product(x[:3], mx.array(order, mx.uint32), weights, listed=True)
+        return mx.concatenate([grouped_product(x, mx.array(own, mx.uint32), weights), few])
+
+    return _TRIAL.passes(expected, ours)

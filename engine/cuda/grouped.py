@@ -12,9 +12,14 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from chairlift.engine.cuda.source import included
+from chairlift.engine.cuda.source import included, launch_bounds
 
-_WARPS = 4
+# Rows of a weight that a block multiplies.
+_ROWS = 32
+# An H200's. The numbers of warps were measured on an H100, which has as many.
+_PROCESSORS = 132
+# The most pairs of a token and an expert that a block lists.
+MAX_LISTED = 64
 DTYPES = (mx.bfloat16, mx.float16)
 # MLX's quantizations, in the order of ``grouped_header.cuh``, and the bits and groups of those that
 # are not affine.
@@ -63,7 +68,7 @@ class Weights(NamedTuple):
         return (
             self.dtype in DTYPES
             and all(array.dtype == self.dtype for array in added)
-            and self.weight.shape[-2] % 32 == 0
+            and self.weight.shape[-2] % _ROWS == 0
             and self._has_known_form
         )
 
@@ -89,48 +94,72 @@ def quantize(
     return weights, mx.dequantize(packed, scales, biases, dtype=weight.dtype, **form)
 
 
-def grouped_product(x: mx.array, experts: mx.array, weights: Weights) -> mx.array:
-    """Multiplies each token with the weight of its expert: ``[tokens, outputs]``.
+def grouped_product(
+    x: mx.array, experts: mx.array, weights: Weights, listed: bool = False
+) -> mx.array:
+    """Multiplies each token with the weights of its experts: ``[pairs, outputs]``.
+
+    A pair is a token and one of its experts.
 
     Args:
-        x: ``[tokens, inputs]``, sorted by expert.
-        experts: ``[tokens]``, ascending; ignored if there is only one expert.
+        x: ``[pairs, inputs]``, sorted by expert; if ``listed``, ``[tokens, inputs]``, of which each
+            has equally many pairs, one after the other.
+        experts: ``[pairs]``, ascending unless ``listed``; ignored if there is only one expert.
         weights: must be fit.
+        listed: whether the experts are in any order, at most ``MAX_LISTED``.
     """
     count, outputs = weights.weight.shape[:2]
-    tokens = x.shape[0]
-    # On an H100 warps with 32 rows of a weight take three quarters of the time of those with 16,
-    # for 128 experts in integers of 4 bits; for mxfp4 they take longer.
-    rows = 2 if count == 1 or (weights.bits, weights.mode) == (4, "affine") else 1
+    one = count == 1 and not listed
+    pairs = len(x) if one else len(experts)
+    few = pairs <= 8 * max(count, 2)
+    # Small floats times their scale exceed float16's range, so that threads need floats for them.
+    light = few and (x.dtype == mx.bfloat16 or weights.mode == "affine")
+    warps, blocks = block_of(outputs // _ROWS * min(count, pairs), light, plain=not weights.bits)
     nothing = _nothing(x.dtype)
     result: mx.array
-    (result,) = _kernel()(
+    (result,) = _kernel(warps, blocks)(
         inputs=[
             *(x, experts, weights.weight),
             *(nothing if each is None else each for each in weights[1:3]),
             nothing if weights.bias is None else weights.bias,
         ],
         template=[
-            *(("T", x.dtype), ("BFLOAT", x.dtype == mx.bfloat16), ("ONE", count == 1)),
+            *(("T", x.dtype), ("BFLOAT", x.dtype == mx.bfloat16)),
+            *(("ONE", one), ("LISTED", listed)),
             *(("BITS", weights.bits), ("GROUP", max(1, weights.group))),
             ("MODE", MODES.index(weights.mode)),
-            *(("BIAS", weights.bias is not None), ("WARPS", _WARPS), ("ROWS", rows)),
+            *(("BIAS", weights.bias is not None), ("WARPS", warps), ("ROWS", _ROWS // 16)),
+            *(("MOST", 2 if few else 4), ("MAX_LISTED", MAX_LISTED if listed else 1)),
         ],
-        grid=(outputs // (16 * rows) * _WARPS * 32, count, 1),
-        threadgroup=(_WARPS * 32, 1, 1),
-        output_shapes=[(tokens, outputs)],
+        grid=(outputs // _ROWS * warps * 32, pairs if listed else count, 1),
+        threadgroup=(warps * 32, 1, 1),
+        output_shapes=[(pairs, outputs)],
         output_dtypes=[x.dtype],
     )
     return result
 
 
+def block_of(blocks: int, light: bool, plain: bool) -> tuple[int, int]:
+    """The warps of a block, and how many blocks a processor has registers for.
+
+    Args:
+        blocks: of the product.
+        light: whether a thread needs few registers.
+        plain: whether the weights are not quantized. More warps then read more of a row at once.
+    """
+    most = 16 if light else 10  # warps of a processor
+    fitting = (n for n in (8, 4) if n * blocks <= most * _PROCESSORS)
+    warps = next(fitting, 4 if plain else 2)
+    return warps, most // warps
+
+
 @functools.cache
-def _kernel() -> Any:
+def _kernel(warps: int, blocks: int) -> Any:
     return mx.fast.cuda_kernel(
-        name="chairlift_grouped_product",
+        name=f"chairlift_grouped_product_{warps}_{blocks}",
         input_names=["x", "experts", "weight", "scales", "biases", "bias"],
         output_names=["out"],
-        header=included("ptx", "grouped_header"),
+        header=included("ptx", "grouped_header") + launch_bounds(warps * 32, blocks),
         source=included("grouped"),
     )
 

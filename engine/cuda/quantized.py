@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 # The most tokens for which the kernel is used instead of dequantizing. On an H200 it took a third
 # of the time for 32 tokens; where the two cross is an estimate from there, not measured.
 MAX_TOKENS = 128
+# The same by the bits of the weights, instead of multiplying with weights that are dequantized.
+FEW_TOKENS = {4: 32, 8: 16}
 # Share of the memory beside the weights that dequantized weights may take.
 SHARE = 0.25
 _TRIAL = Trial(
@@ -95,18 +97,22 @@ class QuantizedWeight:
         if tokens == 1:
             weight, scales, biases = self._arrays
             return mx.quantized_matmul(x, weight, scales, biases, transpose=True, **self._form)
-        if self._dequantized is not None:
-            return x @ self._dequantized.T
-        if self._has_kernel and 0 < tokens <= MAX_TOKENS and x.dtype == self.stacked.dtype:
+        if self._reads_packed(x):
             flat = grouped_product(x.reshape(tokens, -1), _one_expert(), self.stacked)
             return flat.reshape(*x.shape[:-1], -1)
-        return x @ self._dequantize().T
+        return x @ (self._dequantize() if self._dequantized is None else self._dequantized).T
 
     def added(self, x: mx.array, to: mx.array) -> mx.array:
         """The product of ``x``, plus ``to``: ``[..., outputs]``."""
-        if self._dequantized is None or x.size == x.shape[-1]:
+        if self._dequantized is None or x.size == x.shape[-1] or self._reads_packed(x):
             return to + self(x)
         return mx.addmm(to, x, self._dequantized.T)
+
+    def _reads_packed(self, x: mx.array) -> bool:
+        """Whether the kernel multiplies ``x``."""
+        most = MAX_TOKENS if self._dequantized is None else FEW_TOKENS[self.stacked.bits]
+        tokens = x.size // x.shape[-1]
+        return self._has_kernel and 0 < tokens <= most and x.dtype == self.stacked.dtype
 
     def _dequantize(self) -> mx.array:
         weight, scales, biases = self._arrays

@@ -1,23 +1,30 @@
-// Grid: (16 * ROWS rows of the weight, expert).
-  alignas(16) __shared__ float shared[WARPS * 32 * 4];
-  const int expert = blockIdx.y, column = blockIdx.x * 16 * ROWS, tokens = x_shape[0];
-  const int inputs = x_shape[1], outputs = weight_shape[1];
-  int first = 0, last = tokens;
-  if (!ONE) {
-    first = first_from(experts, tokens, expert);
-    last = first_from(experts, tokens, expert + 1);
-  }
+// Grid: (16 * ROWS rows of the weight, expert; or if LISTED, a pair of a token and an expert).
+  __shared__ float4 shared[ROWS * MOST * WARPS * 32];
+  __shared__ int own[MAX_LISTED];
+  const int column = blockIdx.x * 16 * ROWS, inputs = x_shape[1], outputs = weight_shape[1];
+  const int pairs = ONE ? x_shape[0] : experts_shape[0];
   const T* added = BIAS ? bias : nullptr;
-  const auto block = [&](auto tiles, int start) {
-    product<MODE, BFLOAT, BITS, GROUP, WARPS, ROWS, decltype(tiles)::value>(
-        shared, inputs, outputs, x, weight, scales, biases, added, out, expert, column, start,
-        last);
-    return start + 8 * decltype(tiles)::value;
+  const auto multiply_all = [&](const auto& tokens, int expert, int first, int last) {
+    const auto block = [&](auto tiles, int start) {
+      product<MODE, BFLOAT, BITS, GROUP, WARPS, ROWS, decltype(tiles)::value>(
+          shared, inputs, outputs, x, weight, scales, biases, added, out, tokens, expert, column,
+          start, last);
+      return start + 8 * decltype(tiles)::value;
+    };
+    for (int start = first; start < last;) {
+      const int left = last - start;
+      if (left <= 8) start = block(Constant<1>{}, start);
+      else if (left <= 16 || MOST == 2) start = block(Constant<2>{}, start);
+      else start = block(Constant<MOST>{}, start);
+    }
   };
-  for (int start = first; start < last;) {
-    const int left = last - start;
-    if (left <= 8) start = block(Constant<1>{}, start);
-    else if (left <= 16) start = block(Constant<2>{}, start);
-    else if (left <= 32) start = block(Constant<4>{}, start);
-    else start = block(Constant<8>{}, start);
+  const int y = blockIdx.y;
+  if constexpr (LISTED) {
+    const int count = Listed::list(own, experts, pairs, y);
+    multiply_all(Listed{own, pairs / x_shape[0]}, experts[y], 0, count);
+  } else if constexpr (ONE) {
+    multiply_all(Sorted{}, 0, 0, pairs);
+  } else {
+    multiply_all(
+        Sorted{}, y, first_from(experts, pairs, y), first_from(experts, pairs, y + 1));
   }

@@ -1,171 +1,274 @@
 // CUDA source of products of few tokens with the weights of their experts; see ``grouped``. ``ptx``
 // comes before it.
 //
-// A warp multiplies 16 or 32 rows of a weight with up to 64 tokens on tensor cores. Weight rows and
-// tokens are read as they lie in memory, 16 bytes a lane: the lanes of a quad take other numbers of
-// a row than the instruction says, but the same ones of a weight row and of a token, so that the
-// sum is the same. The warps of a block each take a part of the rows' numbers.
+// A warp multiplies 16 * ROWS rows of a weight with up to 8 * MOST tokens on tensor cores. Weight
+// rows and tokens are read as they lie in memory, 16 bytes a lane: the lanes of a quad take other
+// numbers of a row than the instruction says, but the same ones of a weight row and of a token, so
+// that the sum is the same. The warps of a block each take a part of the rows' numbers.
 
-// The first of the ascending numbers that is not below a bound.
+// The first of the ascending numbers that is not below a bound. The lanes of a warp look at 32
+// places at a time.
 template <typename I> __device__ inline int first_from(const I* numbers, int count, int bound) {
   int low = 0, high = count;
   while (low < high) {
-    const int middle = (low + high) / 2;
-    if (static_cast<int>(numbers[middle]) < bound) low = middle + 1; else high = middle;
+    const int lane = threadIdx.x % 32, step = (high - low + 31) / 32, place = low + lane * step;
+    const bool below = place < high && static_cast<int>(numbers[place]) < bound;
+    const int lanes = __popc(__ballot_sync(0xffffffffu, below));
+    if (lanes == 0) return low;
+    high = min(high, low + lanes * step);
+    low += (lanes - 1) * step + 1;
   }
   return low;
 }
 
-// What a code of a quantized weight stands for, apart from scale and bias: an integer (AFFINE), or a
-// float of 4 bits (e2m1) or 8 (e4m3).
-enum Mode { AFFINE, MXFP4, MXFP8, NVFP4 };
-template <int MODE, int BITS> __device__ inline float number_of(unsigned code) {
-  if constexpr (MODE == AFFINE) return static_cast<float>(code);
-  float size;
-  if constexpr (BITS == 4) {
-    // Twice the eight numbers without sign, four bits each.
-    size = .5f * static_cast<float>(0xc8643210u >> 4 * (code & 7) & 15);
-  } else {
-    const unsigned exponent = code >> 3 & 15, fraction = code & 7;
-    unsigned bits = (code & 127) + (120 << 3) << 20;
-    size = exponent ? reinterpret_cast<float&>(bits) : static_cast<float>(fraction) * 0x1p-9f;
+// The tokens of an expert, if all tokens are sorted by expert.
+struct Sorted {
+  __device__ inline int read(int n) const { return n; }
+  __device__ inline int written(int n) const { return n; }
+};
+
+// The tokens of an expert, from a list of its pairs; ``each`` pairs after one another read one token.
+struct Listed {
+  const int* pairs;
+  int each;
+  __device__ inline int read(int n) const { return pairs[n] / each; }
+  __device__ inline int written(int n) const { return pairs[n]; }
+
+  // Lists the pairs with the expert of one pair, if that is the first of them; returns how many.
+  template <typename I> __device__ static int list(int* to, const I* experts, int count, int one) {
+    const int lane = threadIdx.x % 32;
+    int found = 0;
+    for (int start = 0; start < count; start += 32) {
+      const int place = start + lane;
+      const unsigned same =
+          __ballot_sync(0xffffffffu, place < count && experts[place] == experts[one]);
+      if (same >> lane & 1) to[found + __popc(same & (1u << lane) - 1)] = place;
+      found += __popc(same);
+    }
+    __syncthreads();
+    return to[0] == one ? found : 0;
   }
-  return code >> (BITS - 1) & 1 ? -size : size;
+};
+
+// How a weight is quantized: as integers with a scale and a bias (AFFINE), or as floats of 4 bits
+// (e2m1) or 8 (e4m3) with a scale, which is a power of two (e8m0) or a float of 8 bits (NVFP4).
+enum Mode { AFFINE, MXFP4, MXFP8, NVFP4 };
+
+// The bits of a word, moved left (or right, if negative).
+template <int BY> __device__ inline unsigned moved(unsigned word) {
+  if constexpr (BY >= 0) return word << BY; else return word >> -BY;
 }
 
-// A scale: a float, a power of two (e8m0), or a float of 8 bits.
-template <int MODE, typename S> __device__ inline float scale_of(S scale) {
-  if constexpr (MODE == AFFINE) return static_cast<float>(scale);
-  if constexpr (MODE == NVFP4) return number_of<MXFP8, 8>(static_cast<unsigned>(scale));
-  unsigned bits = scale ? static_cast<unsigned>(scale) << 23 : 1u << 22;
-  return reinterpret_cast<float&>(bits);
+// The floats of two codes of a word as a pair; the first code begins at bit AT, the second 16 bits
+// later.
+template <bool BFLOAT, int BITS, int AT> __device__ inline unsigned float_pair(unsigned word) {
+  // The code's bits are moved to the last of the exponent and the first of the fraction. That is
+  // the float divided by a power of two, because the exponent's bias is larger.
+  constexpr int LEFT = (BFLOAT ? 7 : 10) - (BITS == 4 ? 1 : 3) - AT;
+  constexpr unsigned SIZE = (1u << (BITS - 1)) - 1 << LEFT + AT;
+  constexpr unsigned POWER = BITS == 4 ? BFLOAT ? 0x7e80 : 0x7400 : BFLOAT ? 0x7b80 : 0x5c00;
+  const unsigned sizes = moved<LEFT>(word) & twice(SIZE);
+  const unsigned signs = moved<16 - BITS - AT>(word) & twice(0x8000);
+  return pair_product<BFLOAT>(sizes | signs, twice(POWER));
+}
+
+// The scale and the bias of a group of a weight's numbers.
+template <int MODE, bool BFLOAT, typename T, typename S> struct Group {
+  // Powers of two exceed float16.
+  static constexpr bool WIDE = BFLOAT || MODE == MXFP4 || MODE == MXFP8;
+  unsigned scale, shift;  // each as a pair; bfloat16 if WIDE
+
+  // If not ``real``, all numbers become zero.
+  __device__ inline Group(S of, T plus, bool real) {
+    shift = 0;
+    if constexpr (MODE == AFFINE) {
+      scale = pair(of, of);
+      shift = real ? pair(plus, plus) : 0;
+    } else if constexpr (MODE == NVFP4) {
+      scale = float_pair<BFLOAT, 8, 0>(twice(of));
+    } else {
+      scale = twice(of ? static_cast<unsigned>(of) << 7 : 64u);
+    }
+    if (!real) scale = 0;
+  }
+
+  // The numbers of two codes of a word; the first begins at bit AT, the second 16 bits later.
+  template <int BITS, int AT> __device__ inline unsigned numbers(unsigned word) const {
+    if constexpr (MODE != AFFINE) {
+      const unsigned exact = float_pair<WIDE, BITS, AT>(word);
+      if constexpr (WIDE == BFLOAT) return pair_product<BFLOAT>(exact, scale);
+      const float by = low_float<WIDE>(scale);
+      return rounded<BFLOAT>(low_float<WIDE>(exact) * by, high_float<WIDE>(exact) * by);
+    } else if constexpr (BITS == 4) {
+      // 128 plus the code, or 1,024: the code is the last bits of the fraction.
+      constexpr unsigned BASE = BFLOAT ? 0x4300 : 0x6400;
+      const unsigned codes = moved<-AT>(word) & twice(15) | twice(BASE);
+      const unsigned exact = pair_sum<BFLOAT>(codes, twice(BASE | 0x8000));
+      return pair_fma<BFLOAT>(exact, scale, shift);
+    } else {
+      // 2 ** 23 plus the code. Converting an integer takes four times as long.
+      const unsigned bits[2] = {
+          moved<-AT>(word) & 255 | 0x4b000000, moved<-16 - AT>(word) & 255 | 0x4b000000};
+      const float by = low_float<BFLOAT>(scale), plus = low_float<BFLOAT>(shift);
+      return rounded<BFLOAT>(
+          fmaf(reinterpret_cast<const float&>(bits[0]) - 0x1p23f, by, plus),
+          fmaf(reinterpret_cast<const float&>(bits[1]) - 0x1p23f, by, plus));
+    }
+  }
+};
+
+// Eight numbers of a token in the order in which ``make_eight`` makes those of a weight.
+template <int BITS> __device__ inline uint4 in_order(const uint4& t) {
+  const auto low = [](unsigned a, unsigned b) { return a & 0xffff | b << 16; };
+  const auto high = [](unsigned a, unsigned b) { return a >> 16 | b & 0xffff0000; };
+  if constexpr (BITS == 0) return t;
+  if constexpr (BITS == 4) return {low(t.x, t.z), high(t.x, t.z), low(t.y, t.w), high(t.y, t.w)};
+  return {low(t.x, t.y), high(t.x, t.y), low(t.z, t.w), high(t.z, t.w)};
+}
+
+// What a lane reads of a weight at a time: 16 bytes of each of its rows, with their scales.
+template <int MODE, int BITS, int GROUP, int ROWS, typename T, typename S> struct Piece {
+  static constexpr int EACH = BITS ? 128 / BITS : 8;  // numbers in 16 bytes
+  static constexpr int SCALES = BITS == 0 ? 0 : EACH > GROUP ? EACH / GROUP : 1;
+  uint4 words[ROWS][2];
+  S scale[ROWS][2][SCALES ? SCALES : 1];
+  T shift[ROWS][2][SCALES ? SCALES : 1];
+
+  // Reads of a row and of each eighth row after it. The pointers are the row's; ``piece`` counts 16
+  // bytes.
+  __device__ inline void load(
+      const uint4* weight, const S* scales, const T* biases, int inputs, int piece) {
+    #pragma unroll
+    for (int r = 0; r < ROWS; ++r)
+      #pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = r * 16 + half * 8;
+        words[r][half] = weight[row * (inputs / EACH) + piece];
+        #pragma unroll
+        for (int i = 0; i < SCALES; ++i) {
+          const int place = row * (inputs / GROUP) + piece * EACH / GROUP + i;
+          scale[r][half][i] = scales[place];
+          if constexpr (MODE == AFFINE) shift[r][half][i] = biases[place];
+        }
+      }
+  }
+};
+
+// Makes eight numbers of a weight from the words that hold them, in pairs; all zero if not ``real``.
+template <int MODE, bool BFLOAT, int BITS, typename T, typename S>
+__device__ inline void make_eight(
+    unsigned (&to)[4], const unsigned* word, S scale, T shift, bool real) {
+  if constexpr (BITS == 0) {
+    #pragma unroll
+    for (int i = 0; i < 4; ++i) to[i] = word[i];
+  } else {
+    constexpr int SECOND = BITS == 4 ? 0 : 1, AT = BITS == 4 ? 8 : 0;
+    const Group<MODE, BFLOAT, T, S> own(scale, shift, real);
+    to[0] = own.template numbers<BITS, 0>(word[0]);
+    to[1] = own.template numbers<BITS, BITS>(word[0]);
+    to[2] = own.template numbers<BITS, AT>(word[SECOND]);
+    to[3] = own.template numbers<BITS, AT + BITS>(word[SECOND]);
+  }
 }
 
 // Adds a warp's part of the product of weight rows [at, at + 16 * ROWS) and tokens [start, last).
 template <
     int MODE, bool BFLOAT, int BITS, int GROUP, int WARPS, int ROWS, int TILES, typename T,
-    typename S>
+    typename S, typename Tokens>
 __device__ inline void add_part(
     float (&sum)[ROWS][TILES][4], int inputs, const T* x, const void* weight, const S* scales,
-    const T* biases, long at, int start, int last) {
+    const T* biases, const Tokens& tokens, long at, int start, int last) {
+  typedef Piece<MODE, BITS, GROUP, ROWS, T, S> Own;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = lane / 4, quad = lane % 4;
-  constexpr int EACH = BITS ? 128 / BITS : 8;  // numbers in 16 bytes of a weight row
-  const int pieces = inputs / EACH;  // of 16 bytes, in a weight row
-  const uint4* rows = reinterpret_cast<const uint4*>(weight) + (at + group) * pieces;
+  const int pieces = inputs / Own::EACH;
   const T* from[TILES];
   #pragma unroll
   for (int t = 0; t < TILES; ++t)
-    from[t] = x + (long)min(start + t * 8 + group, last - 1) * inputs;
-  #pragma unroll (TILES == 1 && BITS == 0 ? 4 : 2)
+    from[t] = x + (long)tokens.read(min(start + t * 8 + group, last - 1)) * inputs;
+  // The last lanes of a row whose pieces are no multiple of four read a piece again, times zero.
+  const auto place = [&](int k) { return min(k + quad, pieces - 1); };
+  const long groups = inputs / GROUP;
+  const uint4* words = reinterpret_cast<const uint4*>(weight) + (at + group) * pieces;
+  scales += (at + group) * groups;
+  biases += (at + group) * groups;
+  const auto load = [&](Own& to, int k) {
+    if (k < pieces) to.load(words, scales, biases, inputs, place(k));
+  };
+  Own next[1];  // the compiler copies a struct that is no array through memory
+  load(next[0], 4 * warp);
   for (int k = 4 * warp; k < pieces; k += 4 * WARPS) {
-    // The last lanes of a row whose pieces are no multiple of four read a piece again, times zero.
-    const bool real = BITS == 0 || k + quad < pieces;
-    const int piece = real ? k + quad : pieces - 1;
-    uint4 words[ROWS][2];
+    const Own own = next[0];
+    load(next[0], k + 4 * WARPS);
+    const bool real = k + quad < pieces;
+    const int first = place(k) * Own::EACH;
     #pragma unroll
-    for (int r = 0; r < ROWS; ++r) {
-      words[r][0] = rows[(long)(r * 16) * pieces + piece];
-      words[r][1] = rows[(long)(r * 16 + 8) * pieces + piece];
-    }
-    if constexpr (BITS == 0) {
-      #pragma unroll
-      for (int t = 0; t < TILES; ++t) {
-        const uint4 token = *reinterpret_cast<const uint4*>(from[t] + piece * EACH);
-        #pragma unroll
-        for (int r = 0; r < ROWS; ++r) {
-          const uint4 low = words[r][0], high = words[r][1];
-          multiply<BFLOAT>(sum[r][t], {low.x, high.x, low.y, high.y}, token.x, token.y);
-          multiply<BFLOAT>(sum[r][t], {low.z, high.z, low.w, high.w}, token.z, token.w);
-        }
-      }
-    } else {
-      constexpr unsigned MASK = (1u << BITS) - 1;
-      constexpr int SCALES = EACH > GROUP ? EACH / GROUP : 1;
-      float scale[ROWS][2][SCALES], shift[ROWS][2][SCALES];
+    for (int n = 0; n < Own::EACH; n += 8) {  // eight numbers of each row and token
+      unsigned made[ROWS][2][4];
       #pragma unroll
       for (int r = 0; r < ROWS; ++r)
         #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const long row = at + r * 16 + half * 8 + group;
-          const long place = row * (inputs / GROUP) + piece * EACH / GROUP;
-          #pragma unroll
-          for (int i = 0; i < SCALES; ++i) {
-            scale[r][half][i] = real ? scale_of<MODE>(scales[place + i]) : 0.f;
-            shift[r][half][i] =
-                real && MODE == AFFINE ? static_cast<float>(biases[place + i]) : 0.f;
-          }
-        }
+        for (int half = 0; half < 2; ++half)
+          make_eight<MODE, BFLOAT, BITS>(
+              made[r][half],
+              reinterpret_cast<const unsigned*>(&own.words[r][half]) + n * BITS / 32,
+              own.scale[r][half][n / GROUP], own.shift[r][half][n / GROUP], real);
       #pragma unroll
-      for (int n = 0; n < EACH; n += 4) {  // four numbers of each row and token
-        unsigned pairs[ROWS][2][2];
+      for (int t = 0; t < TILES; ++t) {
+        const uint4 token = in_order<BITS>(*reinterpret_cast<const uint4*>(from[t] + first + n));
         #pragma unroll
-        for (int r = 0; r < ROWS; ++r)
-          #pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            const unsigned word =
-                reinterpret_cast<const unsigned*>(&words[r][half])[n * BITS / 32];
-            float number[4];
-            #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-              const unsigned q = (word >> ((n + i) * BITS % 32)) & MASK;
-              const int own = SCALES > 1 ? n / GROUP : 0;
-              number[i] = fmaf(number_of<MODE, BITS>(q), scale[r][half][own], shift[r][half][own]);
-            }
-            pairs[r][half][0] = rounded<BFLOAT>(number[0], number[1]);
-            pairs[r][half][1] = rounded<BFLOAT>(number[2], number[3]);
-          }
-        #pragma unroll
-        for (int t = 0; t < TILES; ++t) {
-          const uint2 token = *reinterpret_cast<const uint2*>(from[t] + piece * EACH + n);
-          #pragma unroll
-          for (int r = 0; r < ROWS; ++r)
-            multiply<BFLOAT>(sum[r][t],
-                             {pairs[r][0][0], pairs[r][1][0], pairs[r][0][1], pairs[r][1][1]},
-                             token.x, token.y);
+        for (int r = 0; r < ROWS; ++r) {
+          const auto &low = made[r][0], &high = made[r][1];
+          multiply<BFLOAT>(sum[r][t], {low[0], high[0], low[1], high[1]}, token.x, token.y);
+          multiply<BFLOAT>(sum[r][t], {low[2], high[2], low[3], high[3]}, token.z, token.w);
         }
       }
     }
   }
 }
 
-// The product of a block: the warps' parts are added in shared memory.
+// The product of a block: the warps' parts are added in shared memory, which has a float4 for each
+// thread, row of tiles and tile.
 template <
     int MODE, bool BFLOAT, int BITS, int GROUP, int WARPS, int ROWS, int TILES, typename T,
-    typename S>
+    typename S, typename Tokens>
 __device__ inline void product(
-    float* shared, int inputs, int outputs, const T* x, const void* weight, const S* scales,
-    const T* biases, const T* bias, T* out, int expert, int column, int start, int last) {
+    float4* shared, int inputs, int outputs, const T* x, const void* weight, const S* scales,
+    const T* biases, const T* bias, T* out, const Tokens& tokens, int expert, int column,
+    int start, int last) {
   float sum[ROWS][TILES][4] = {};
   add_part<MODE, BFLOAT, BITS, GROUP, WARPS, ROWS, TILES>(
-      sum, inputs, x, weight, scales, biases, (long)expert * outputs + column, start, last);
+      sum, inputs, x, weight, scales, biases, tokens, (long)expert * outputs + column, start, last);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = lane / 4, quad = lane % 4;
+  __syncthreads();  // no warp needs the sums of earlier tokens
   #pragma unroll
   for (int r = 0; r < ROWS; ++r)
     #pragma unroll
-    for (int t = 0; t < TILES; ++t) {
-      __syncthreads();
-      reinterpret_cast<float4*>(shared)[threadIdx.x] =
+    for (int t = 0; t < TILES; ++t)
+      shared[(r * TILES + t) * WARPS * 32 + threadIdx.x] =
           float4{sum[r][t][0], sum[r][t][1], sum[r][t][2], sum[r][t][3]};
-      __syncthreads();
-      if (warp == (r * TILES + t) % WARPS) {
-        float4 all = reinterpret_cast<float4*>(shared)[lane];
-        #pragma unroll
-        for (int w = 1; w < WARPS; ++w) {
-          const float4 more = reinterpret_cast<float4*>(shared)[w * 32 + lane];
-          all.x += more.x; all.y += more.y; all.z += more.z; all.w += more.w;
-        }
-        const int row = column + r * 16 + group;
-        const float low = bias ? static_cast<float>(bias[(long)expert * outputs + row]) : 0.f;
-        const float high = bias ? static_cast<float>(bias[(long)expert * outputs + row + 8]) : 0.f;
-        const int token = start + t * 8 + 2 * quad;
-        if (token < last) {
-          out[(long)token * outputs + row] = T(all.x + low);
-          out[(long)token * outputs + row + 8] = T(all.z + high);
-        }
-        if (token + 1 < last) {
-          out[(long)(token + 1) * outputs + row] = T(all.y + low);
-          out[(long)(token + 1) * outputs + row + 8] = T(all.w + high);
-        }
-      }
+  __syncthreads();
+  #pragma unroll
+  for (int tile = 0; tile < ROWS * TILES; ++tile) {
+    if (tile % WARPS != warp) continue;
+    float4 all = shared[tile * WARPS * 32 + lane];
+    #pragma unroll
+    for (int w = 1; w < WARPS; ++w) {
+      const float4 more = shared[(tile * WARPS + w) * 32 + lane];
+      all.x += more.x; all.y += more.y; all.z += more.z; all.w += more.w;
     }
+    const int row = column + tile / TILES * 16 + group;
+    const float low = bias ? static_cast<float>(bias[(long)expert * outputs + row]) : 0.f;
+    const float high = bias ? static_cast<float>(bias[(long)expert * outputs + row + 8]) : 0.f;
+    const int token = start + tile % TILES * 8 + 2 * quad;
+    if (token < last) {
+      T* to = out + (long)tokens.written(token) * outputs + row;
+      to[0] = T(all.x + low);
+      to[8] = T(all.z + high);
+    }
+    if (token + 1 < last) {
+      T* to = out + (long)tokens.written(token + 1) * outputs + row;
+      to[0] = T(all.y + low);
+      to[8] = T(all.w + high);
+    }
+  }
 }

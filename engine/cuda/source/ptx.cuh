@@ -11,6 +11,9 @@ template <typename T> __device__ inline unsigned pair(T low, T high) {
       (static_cast<unsigned>(reinterpret_cast<unsigned short&>(high)) << 16);
 }
 
+// The same 16 bits twice.
+__device__ inline unsigned twice(unsigned bits) { return bits << 16 | bits; }
+
 // 16 bytes that are read once, and not kept in the L1 cache.
 template <typename T> __device__ inline Four once(const T* from) {
   const uint4 words = __ldcg(reinterpret_cast<const uint4*>(from));
@@ -46,6 +49,34 @@ template <bool BFLOAT> __device__ inline unsigned rounded(float low, float high)
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
   } else {
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  }
+  return both;
+}
+
+// The two numbers of a pair as floats.
+template <bool BFLOAT> __device__ inline float low_float(unsigned both) {
+  float number;
+  if constexpr (BFLOAT) {
+    both <<= 16;
+    number = reinterpret_cast<float&>(both);
+  } else {
+    asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; cvt.f32.f16 %0, low;}"
+        : "=f"(number) : "r"(both));
+  }
+  return number;
+}
+template <bool BFLOAT> __device__ inline float high_float(unsigned both) {
+  return low_float<BFLOAT>(both >> 16);
+}
+
+// Multiplies the numbers of two pairs and adds those of a third; rounds once.
+template <bool BFLOAT>
+__device__ inline unsigned pair_fma(unsigned one, unsigned other, unsigned plus) {
+  unsigned both;
+  if constexpr (BFLOAT) {
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(both) : "r"(one), "r"(other), "r"(plus));
+  } else {
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(both) : "r"(one), "r"(other), "r"(plus));
   }
   return both;
 }
@@ -102,3 +133,11 @@ __device__ inline void wait_for_copies() {
   asm volatile("cp.async.wait_all;" ::: "memory");
 }
 #endif
+
+// Multiplies the numbers of two pairs, or adds them.
+template <bool BFLOAT> __device__ inline unsigned pair_product(unsigned one, unsigned other) {
+  return pair_fma<BFLOAT>(one, other, twice(0x8000));  // adding -0 changes no number
+}
+template <bool BFLOAT> __device__ inline unsigned pair_sum(unsigned one, unsigned other) {
+  return pair_fma<BFLOAT>(one, twice(BFLOAT ? 0x3f80 : 0x3c00), other);
+}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -119,8 +120,10 @@ def _check_products(
     backwards: bool = False,
     inputs: int = INPUTS,
     mode: str = "affine",
+    listed: bool = False,
+    each: int = 1,
 ) -> None:
-    """Asserts the product of so many tokens of each expert."""
+    """Asserts the product of so many tokens of each expert; ``each`` pairs have the same token."""
     keys = mx.random.split(mx.random.key(sum(counts)), 3)
     shape = (len(counts), OUTPUTS, inputs)
     plain = mx.random.normal(shape, dtype, scale=inputs**-0.5, key=keys[0])
@@ -137,10 +140,13 @@ def _check_products(
         exact = (array.astype(mx.float32) for array in (scales, biases))
         plain = mx.dequantize(packed, *exact, group, bits).astype(dtype)
     assert weights.are_fit
-    x = mx.random.normal((sum(counts), inputs), dtype, key=keys[2])
+    x = mx.random.normal((sum(counts) // each, inputs), dtype, key=keys[2])
     own = mx.array(np.repeat(np.arange(len(counts)), counts).astype(np.uint32))
+    if listed:
+        own = mx.random.permutation(own, key=keys[2])
     with emulated(grouped, backwards):
-        actual = grouped_product(x, own, weights)
+        actual = grouped_product(x, own, weights, listed=listed)
+    x = mx.repeat(x, each, axis=0)
     wide = plain[own].astype(mx.float32)
     expected = (x[:, None].astype(mx.float32) @ wide.swapaxes(1, 2))[:, 0]
     if bias is not None:
@@ -175,8 +181,25 @@ def test_weights_of_small_floats_and_rows_of_any_length(
     _check_products([5], bits, group, dtype, False, False, inputs, mode)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("bits", "group", "mode"), [(0, 0, "affine"), (4, 32, "mxfp4")])
+@pytest.mark.parametrize(
+    ("counts", "each"),
+    [([1, 0], 1), ([1, 1, 2], 4), ([0, 33, 0, 1, 2], 2), ([64], 8), ([20, 0, 43], 3)],
+    ids=str,
+)
+def test_few_pairs_are_in_any_order(
+    counts: list[int], each: int, bits: int, group: int, mode: str
+) -> None:
+    """Also one expert, and pairs in more than one of a warp's lists."""
+    options: dict[str, Any] = {"mode": mode, "listed": True, "each": each}
+    for backwards in (False, True):
+        _check_products(counts, bits, group, mx.bfloat16, True, backwards, **options)
+
+
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
 @pytest.mark.parametrize("mode", FORMS)
-def test_all_codes_of_small_floats(mode: str) -> None:
+def test_all_codes_of_small_floats(mode: str, dtype: mx.Dtype) -> None:
     """Each code of a weight, with scales of all sizes that a model has, is read as MLX reads it."""
     bits, group = FORMS[mode]
     numbers = np.arange(256, dtype=np.uint8)
@@ -186,12 +209,12 @@ def test_all_codes_of_small_floats(mode: str) -> None:
     packed = mx.array(np.tile(codes, (1, 32, 1)).view(np.uint32))
     first = 1 if mode == "nvfp4" else 110
     places = np.arange(32 * 256 // group).reshape(1, 32, -1)
-    scales = mx.array(first + places % 32, mx.uint8)
-    weights = Weights(packed, scales, None, bits, group, None, mode, mx.bfloat16)
+    scales = mx.array(first + places % 24, mx.uint8)
+    weights = Weights(packed, scales, None, bits, group, None, mode, dtype)
     assert weights.are_fit
     with emulated(grouped, False):
-        actual = grouped_product(mx.eye(256, dtype=mx.bfloat16), mx.zeros((1,), mx.uint32), weights)
-    expected = mx.dequantize(packed[0], scales[0], mode=mode, dtype=mx.bfloat16)
+        actual = grouped_product(mx.eye(256, dtype=dtype), mx.zeros((1,), mx.uint32), weights)
+    expected = mx.dequantize(packed[0], scales[0], mode=mode, dtype=dtype)
     assert mx.array_equal(actual.T, expected).item()
 
 

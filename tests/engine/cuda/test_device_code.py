@@ -212,31 +212,39 @@ def test_the_gated_delta_rule_compiles(
         gated_delta.decayed(q, q, v, g, state)
 
 
-@pytest.mark.parametrize("bits", [0, 4, 8])
-def test_products_of_experts_compile(bits: int, compiled: list[Compiled]) -> None:
-    inputs = 128
-    if bits:
-        words = _numbers(2, 64, inputs * bits // 32, dtype=mx.uint32)
-        parts = [_numbers(2, 64, inputs // 32)] * 2
-        weights = Weights(words, *parts, bits=bits, group=32)
-    else:
-        weights = Weights(_numbers(2, 64, inputs))
-    assert weights.are_fit
-    grouped_product(_numbers(3, inputs), _numbers(3, dtype=mx.uint32), weights)
-
-
-@pytest.mark.parametrize("mode", FORMS)
+# Products of 64, 6,400 and 19,200 rows of a weight have blocks of eight, four and two warps.
+@pytest.mark.parametrize("outputs", [64, 6400, 19200])
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
-def test_products_of_small_floats_compile(
-    mode: str, dtype: mx.Dtype, compiled: list[Compiled]
+@pytest.mark.parametrize("form", [(0, 0, "affine"), (4, 32, "affine"), (8, 32, "affine")])
+def test_products_of_experts_compile(
+    form: tuple[int, int, str], dtype: mx.Dtype, outputs: int, compiled: list[Compiled]
 ) -> None:
-    bits, group = FORMS[mode]
-    for experts in (1, 2):
-        words = _numbers(experts, 64, 32 * bits // 32, dtype=mx.uint32)
-        scales = _numbers(experts, 64, 32 // group, dtype=mx.uint8)
-        weights = Weights(words, scales, None, bits, group, None, mode, dtype)
+    _compile_products(form, dtype, outputs)
+
+
+@pytest.mark.parametrize("outputs", [64, 6400, 19200])
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
+@pytest.mark.parametrize("mode", FORMS)
+def test_products_of_small_floats_compile(
+    mode: str, dtype: mx.Dtype, outputs: int, compiled: list[Compiled]
+) -> None:
+    _compile_products((*FORMS[mode], mode), dtype, outputs)
+
+
+def _compile_products(form: tuple[int, int, str], dtype: mx.Dtype, outputs: int) -> None:
+    """Of a single expert, of experts with few and with many tokens, and of unsorted pairs."""
+    bits, group, mode = form
+    for experts, pairs, listed in ((1, 3, False), (2, 3, False), (2, 99, False), (2, 3, True)):
+        weights = Weights(_numbers(experts, outputs, 32, dtype=dtype))
+        if bits:
+            words = _numbers(experts, outputs, bits, dtype=mx.uint32)
+            groups, floats = (experts, outputs, 32 // group), mode != "affine"
+            scales = _numbers(*groups, dtype=mx.uint8 if floats else dtype)
+            biases = None if floats else _numbers(*groups, dtype=dtype)
+            weights = Weights(words, scales, biases, bits, group, None, mode, dtype)
         assert weights.are_fit
-        grouped_product(_numbers(3, 32, dtype=dtype), _numbers(3, dtype=mx.uint32), weights)
+        x, own = _numbers(pairs, 32, dtype=dtype), _numbers(pairs, dtype=mx.uint32)
+        grouped_product(x, own, weights, listed)
 
 
 @pytest.mark.parametrize("outputs", [4096, 6144, 8192, 24576])

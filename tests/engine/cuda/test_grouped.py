@@ -15,8 +15,8 @@ from support.tiny import TinyKind, tiny_model
 
 from chairlift.engine.cuda import block as cuda_block
 from chairlift.engine.cuda import experts, quantized
-from chairlift.engine.cuda.grouped import Weights
-from chairlift.engine.cuda.quantized import MAX_TOKENS, QuantizedWeight
+from chairlift.engine.cuda.grouped import MAX_LISTED, Weights
+from chairlift.engine.cuda.quantized import FEW_TOKENS, MAX_TOKENS, QuantizedWeight
 from chairlift.engine.model import attention
 
 __all__ = ["kernels"]
@@ -26,8 +26,13 @@ CALLS: list[int] = []
 ROOM = 1 << 30
 
 
-def _grouped_product(x: mx.array, own: mx.array, weights: Weights) -> mx.array:
+def _grouped_product(
+    x: mx.array, own: mx.array, weights: Weights, listed: bool = False
+) -> mx.array:
     CALLS.append(len(x))
+    if listed:
+        assert 0 < len(own) <= MAX_LISTED
+        x = mx.repeat(x, len(own) // len(x), axis=0)
     weight: Any = weights.weight
     if weights.bits:
         assert weights.scales is not None
@@ -36,7 +41,7 @@ def _grouped_product(x: mx.array, own: mx.array, weights: Weights) -> mx.array:
         )
     one = len(weight) == 1
     numbers = mx.zeros((len(x),), mx.uint32) if one else own
-    assert (numbers[1:] >= numbers[:-1]).all().item(), "sorted"
+    assert listed or (numbers[1:] >= numbers[:-1]).all().item(), "sorted"
     y = (x[:, None] @ weight[numbers].swapaxes(1, 2))[:, 0]
     return y if weights.bias is None else y + weights.bias[numbers]
 
@@ -62,13 +67,14 @@ def test_every_number_of_tokens_gets_the_dequantized_product(
     whole = mx.dequantize(small.weight, small.scales, small.biases, group, bits)
     model = nn.Sequential(small)
     quantized.install(model, [], ROOM if keeps else 0)
-    for tokens in (1, 2, 7, 64, MAX_TOKENS, MAX_TOKENS + 1, 300):
+    most = FEW_TOKENS[bits] if keeps else MAX_TOKENS
+    for tokens in (1, 2, 7, most, most + 1, 300):
         x = mx.random.normal((tokens, 1, 128))
         expected = x @ whole.T + layer.bias
         assert mx.allclose(model(x), expected, atol=1e-4).item(), tokens
     # A step that computes only embeddings calls the output layer with no tokens.
     assert model(mx.zeros((0, 1, 128))).shape == (0, 1, 96)
-    assert ([] if keeps else [2, 7, 64, MAX_TOKENS]) == CALLS
+    assert [2, 7, most] == CALLS
     assert sum(array.nbytes for _, array in nn.utils.tree_flatten(model.parameters())) == sum(
         array.nbytes for array in (small.weight, small.scales, small.biases, small.bias)
     )
@@ -133,7 +139,7 @@ def test_a_quantized_model_gives_the_same_tokens(
 def test_a_mixture_of_experts_gives_the_same_tokens(
     kind: str, bits: int | None, grouped: None
 ) -> None:
-    """Tokens are sorted by expert from 64 pairs on; fewer are MLX's."""
+    """Tokens are sorted by expert from 64 pairs on; fewer pairs are in any order."""
     models = [conformance_model(kind) for _ in range(2)]
     for model in models:
         if bits is not None:
@@ -144,9 +150,11 @@ def test_a_mixture_of_experts_gives_the_same_tokens(
     assert mx.allclose(fast(tokens), plain(tokens), atol=2e-3).item()
     assert CALLS
     assert set(CALLS) == {CALLS[0]}
-    CALLS.clear()
-    assert mx.allclose(fast(tokens[:, :3]), plain(tokens[:, :3]), atol=2e-3).item()
-    assert CALLS == []
+    for count in (1, 3):
+        CALLS.clear()
+        few = tokens[:, :count]
+        assert mx.allclose(fast(few), plain(few), atol=2e-3).item()
+        assert set(CALLS) == {count, 2 * count}  # each token has two experts
     names = [dict(nn.utils.tree_flatten(model.parameters())).keys() for model in models]
     assert names[0] == names[1]
 

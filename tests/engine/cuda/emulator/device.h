@@ -42,6 +42,8 @@ template <typename T> T atomicAdd(T* to, T number) {
 }
 int __clz(int number) { return number ? __builtin_clz(number) : 32; }
 
+int __popc(unsigned number) { return __builtin_popcount(number); }
+
 template <typename A, typename B> auto min(A a, B b) { return b < a ? b : a; }
 template <typename A, typename B> auto max(A a, B b) { return a < b ? b : a; }
 
@@ -60,6 +62,16 @@ template <typename T> T __shfl_up_sync(unsigned, T value, int by) {
       const int from = l - lanes[l]->by;
       if (from >= 0) lanes[l]->result = lanes[from]->value;
     }
+  });
+  return mine.result;
+}
+
+unsigned __ballot_sync(unsigned, bool is) {
+  struct Operands { bool is; unsigned result; } mine{is, 0};
+  together(mine, [](Operands** lanes) {
+    unsigned all = 0;
+    for (int l = 0; l < 32; ++l) all |= (unsigned)lanes[l]->is << l;
+    for (int l = 0; l < 32; ++l) lanes[l]->result = all;
   });
   return mine.result;
 }
@@ -111,6 +123,21 @@ template <bool BFLOAT> unsigned rounded(float low, float high) {
     memcpy(bits, both, 4);
   }
   return bits[0] | (unsigned)bits[1] << 16;
+}
+
+template <bool BFLOAT> float low_float(unsigned both) {
+  float numbers[2];
+  unpack<BFLOAT>(numbers, both);
+  return numbers[0];
+}
+template <bool BFLOAT> float high_float(unsigned both) { return low_float<BFLOAT>(both >> 16); }
+
+template <bool BFLOAT> unsigned pair_fma(unsigned one, unsigned other, unsigned plus) {
+  float a[2], b[2], c[2];
+  unpack<BFLOAT>(a, one);
+  unpack<BFLOAT>(b, other);
+  unpack<BFLOAT>(c, plus);
+  return rounded<BFLOAT>(fmaf(a[0], b[0], c[0]), fmaf(a[1], b[1], c[1]));
 }
 
 float power(float x) { return exp2f(x); }
