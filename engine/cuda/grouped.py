@@ -114,7 +114,8 @@ def grouped_product(
     few = pairs <= 8 * max(count, 2)
     # Small floats times their scale exceed float16's range, so that threads need floats for them.
     light = few and (x.dtype == mx.bfloat16 or weights.mode == "affine")
-    warps, blocks = block_of(outputs // _ROWS * min(count, pairs), light, plain=not weights.bits)
+    width = weights.inputs * (weights.bits or 16) // 8
+    warps, blocks = block_of(outputs // _ROWS * min(count, pairs), width, light, not weights.bits)
     nothing = _nothing(x.dtype)
     result: mx.array
     (result,) = _kernel(warps, blocks)(
@@ -139,17 +140,24 @@ def grouped_product(
     return result
 
 
-def block_of(blocks: int, light: bool, plain: bool) -> tuple[int, int]:
+def block_of(blocks: int, width: int, light: bool, plain: bool) -> tuple[int, int]:
     """The warps of a block, and how many blocks a processor has registers for.
+
+    The warps of a block share the rows of its weight, so that fewer have more to do before their
+    sums are added. But all blocks' warps should fill the processors.
 
     Args:
         blocks: of the product.
+        width: of a row of the weight in bytes.
         light: whether a thread needs few registers.
         plain: whether the weights are not quantized. More warps then read more of a row at once.
     """
     most = 16 if light else 10  # warps of a processor
-    fitting = (n for n in (8, 4) if n * blocks <= most * _PROCESSORS)
-    warps = next(fitting, 4 if plain else 2)
+    least = 4 if plain else 2
+    # A warp reads 64 bytes of a row at a time.
+    warps = least
+    while warps * blocks < most * _PROCESSORS and 2 * warps <= min(8, width // 64):
+        warps *= 2
     return warps, most // warps
 
 

@@ -42,6 +42,8 @@ MODULES: list[ModuleType] = [
     *(gated_delta, heads, grouped, low_rank, sampling, skinny),
 ]
 EIGHT, FOUR = Quantization(8, 64), Quantization(4, 32)
+# Inputs of products: enough for eight warps.
+INPUTS = 1024
 # Threads of a block take no more registers than this, or a launch fails.
 MAX_REGISTERS = 255
 
@@ -212,8 +214,8 @@ def test_the_gated_delta_rule_compiles(
         gated_delta.decayed(q, q, v, g, state)
 
 
-# Products of 64, 6,400 and 19,200 rows of a weight have blocks of eight, four and two warps.
-@pytest.mark.parametrize("outputs", [64, 6400, 19200])
+# Products of so many rows of a weight have blocks of eight, four and two warps.
+@pytest.mark.parametrize("outputs", [64, 9600, 38400])
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
 @pytest.mark.parametrize("form", [(0, 0, "affine"), (4, 32, "affine"), (8, 32, "affine")])
 def test_products_of_experts_compile(
@@ -222,7 +224,7 @@ def test_products_of_experts_compile(
     _compile_products(form, dtype, outputs)
 
 
-@pytest.mark.parametrize("outputs", [64, 6400, 19200])
+@pytest.mark.parametrize("outputs", [64, 9600, 38400])
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
 @pytest.mark.parametrize("mode", FORMS)
 def test_products_of_small_floats_compile(
@@ -235,15 +237,15 @@ def _compile_products(form: tuple[int, int, str], dtype: mx.Dtype, outputs: int)
     """Of a single expert, of experts with few and with many tokens, and of unsorted pairs."""
     bits, group, mode = form
     for experts, pairs, listed in ((1, 3, False), (2, 3, False), (2, 99, False), (2, 3, True)):
-        weights = Weights(_numbers(experts, outputs, 32, dtype=dtype))
+        weights = Weights(_numbers(experts, outputs, INPUTS, dtype=dtype))
         if bits:
-            words = _numbers(experts, outputs, bits, dtype=mx.uint32)
-            groups, floats = (experts, outputs, 32 // group), mode != "affine"
+            words = _numbers(experts, outputs, INPUTS * bits // 32, dtype=mx.uint32)
+            groups, floats = (experts, outputs, INPUTS // group), mode != "affine"
             scales = _numbers(*groups, dtype=mx.uint8 if floats else dtype)
             biases = None if floats else _numbers(*groups, dtype=dtype)
             weights = Weights(words, scales, biases, bits, group, None, mode, dtype)
         assert weights.are_fit
-        x, own = _numbers(pairs, 32, dtype=dtype), _numbers(pairs, dtype=mx.uint32)
+        x, own = _numbers(pairs, INPUTS, dtype=dtype), _numbers(pairs, dtype=mx.uint32)
         grouped_product(x, own, weights, listed)
 
 

@@ -8,6 +8,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 from conformance.weights import tiny_model as conformance_model
+from hypothesis import given
+from hypothesis import strategies as st
 from mlx_lm.models.switch_layers import SwitchLinear
 from support.engine.on_cuda import kernels
 from support.engine.reference import solo_tokens
@@ -15,7 +17,8 @@ from support.tiny import TinyKind, tiny_model
 
 from chairlift.engine.cuda import block as cuda_block
 from chairlift.engine.cuda import experts, quantized
-from chairlift.engine.cuda.grouped import MAX_LISTED, Weights
+from chairlift.engine.cuda.experts import MIN_LISTED
+from chairlift.engine.cuda.grouped import MAX_LISTED, Weights, block_of
 from chairlift.engine.cuda.quantized import FEW_TOKENS, MAX_TOKENS, QuantizedWeight
 from chairlift.engine.model import attention
 
@@ -139,7 +142,7 @@ def test_a_quantized_model_gives_the_same_tokens(
 def test_a_mixture_of_experts_gives_the_same_tokens(
     kind: str, bits: int | None, grouped: None
 ) -> None:
-    """Tokens are sorted by expert from 64 pairs on; fewer pairs are in any order."""
+    """Tokens are sorted by expert from 64 pairs on; fewer are in any order, or go to MLX."""
     models = [conformance_model(kind) for _ in range(2)]
     for model in models:
         if bits is not None:
@@ -150,11 +153,12 @@ def test_a_mixture_of_experts_gives_the_same_tokens(
     assert mx.allclose(fast(tokens), plain(tokens), atol=2e-3).item()
     assert CALLS
     assert set(CALLS) == {CALLS[0]}
-    for count in (1, 3):
+    each = 2  # experts of a token
+    for count in (1, (MIN_LISTED - 1) // each, MIN_LISTED // each + 1, 31):
         CALLS.clear()
         few = tokens[:, :count]
         assert mx.allclose(fast(few), plain(few), atol=2e-3).item()
-        assert set(CALLS) == {count, 2 * count}  # each token has two experts
+        assert set(CALLS) == ({count, each * count} if each * count >= MIN_LISTED else set())
     names = [dict(nn.utils.tree_flatten(model.parameters())).keys() for model in models]
     assert names[0] == names[1]
 
@@ -180,3 +184,20 @@ def test_experts_that_the_kernel_cannot_read_are_never_given_to_mlx_as_sorted(
     )
     assert mx.allclose(y, expected, atol=1e-5).item()
     assert given == [False]
+
+
+@given(
+    blocks=st.integers(1, 10**5),
+    width=st.integers(1, 300).map(lambda n: 16 * n),
+    light=st.booleans(),
+    plain=st.booleans(),
+)
+def test_blocks_have_as_few_warps_as_fill_the_processors(
+    blocks: int, width: int, light: bool, plain: bool
+) -> None:
+    warps, resident = block_of(blocks, width, light, plain)
+    most, least = 16 if light else 10, 4 if plain else 2
+    assert warps in (2, 4, 8)
+    assert 1 <= resident <= most // warps
+    assert warps == least or warps * 64 <= width, "each warp has something to read"
+    assert warps == least or warps // 2 * blocks < most * 132, "half of them would not fill"
