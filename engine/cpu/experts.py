@@ -27,7 +27,8 @@ from chairlift.engine.device import memory
 
 log = logging.getLogger(__name__)
 
-# Share of the free memory that the copies of weights may take.
+# Share of the free memory that the copies of weights may take. If the copies of quantized weights
+# take more, the weights are released once they are copied, and then they count as free.
 SHARE = 0.5
 
 
@@ -79,19 +80,19 @@ class _HostExperts:
         has 1 in place of ``chosen``.
         """
         shared = x.shape[:-2] == (*indices.shape[:-1], 1)
-        if (
-            x.dtype != mx.float32
-            or x.shape[-2] != 1
-            or not (shared or x.shape[:-2] == indices.shape)
-        ):
+        fits = x.shape[-2] == 1 and (shared or x.shape[:-2] == indices.shape)
+        if not fits or not _takes(x, self):
+            if not self.weight.size:
+                raise ValueError(f"no experts for tokens {x.shape} and indices {indices.shape}")
             base: Any = super()
-            product: mx.array = base.__call__(x, indices, sorted_indices)
-            return product
+            result: mx.array = base.__call__(x, indices, sorted_indices)
+            return result
         order, groups = self.router(indices)
         tokens = order // indices.shape[-1] if shared else order
-        gathered = view(x).reshape(-1, x.shape[-1])[tokens]
+        gathered = view(x.astype(mx.float32)).reshape(-1, x.shape[-1])[tokens]
         by_expert = _in_order(self.experts(gathered, groups), order)
         product = mx.array(by_expert).reshape([*indices.shape, 1, by_expert.shape[1]])
+        product = product.astype(x.dtype)
         return product + mx.expand_dims(self.bias[indices], -2) if "bias" in self else product
 
 
@@ -120,14 +121,19 @@ class HostSwitchGLU(SwitchGLU):  # type: ignore[misc]
 
     def __call__(self, x: mx.array, indices: mx.array) -> mx.array:
         """``[..., inputs]`` and ``[..., chosen]`` → ``[..., chosen, outputs]``."""
-        if x.dtype != mx.float32:
+        if not _takes(x, self.up_proj):
             result: mx.array = super().__call__(x, indices)
             return result
         order, groups = self.router(indices)
-        gathered = view(x).reshape(-1, x.shape[-1])[order // indices.shape[-1]]
+        gathered = view(x.astype(mx.float32)).reshape(-1, x.shape[-1])[order // indices.shape[-1]]
         gate, other = np.split(self.wide(gathered, groups), 2, axis=1)
         by_expert = _in_order(self.narrow(elementwise.swiglu(gate, other), groups), order)
-        return mx.array(by_expert).reshape([*indices.shape, by_expert.shape[1]])
+        return mx.array(by_expert).reshape([*indices.shape, by_expert.shape[1]]).astype(x.dtype)
+
+
+def _takes(x: mx.array, layer: Any) -> bool:
+    """Whether the copies of a layer's weights multiply ``x``, or MLX the weights themselves."""
+    return x.dtype == mx.float32 or not layer.weight.size
 
 
 def _in_order(by_expert: Floats, order: NDArray[np.intp]) -> Floats:
@@ -150,7 +156,11 @@ def install(model: Any, exactly: bool) -> bool:
     if not layers or not compiled_experts.available():
         return False
     size = sum(_copy_bytes(layer, exactly) for layer in layers)
-    if size > SHARE * memory.free_memory():
+    free = memory.free_memory()
+    releases = size > SHARE * free and all(_quantized(layer) is not None for layer in layers)
+    if releases:
+        free += sum(layer.weight.nbytes + layer.scales.nbytes for layer in layers)
+    if size > SHARE * free:
         log.info("no memory for weights of experts: %.1f GB", size / 1e9)
         return False
     if not exactly:
@@ -162,11 +172,15 @@ def install(model: Any, exactly: bool) -> bool:
         gate, other, last = parts = layer.gate_proj, layer.up_proj, layer.down_proj
         layer.wide, layer.narrow = _compiled([gate, other]), _compiled([last])
         layer.router = router
+        if releases:
+            _release(parts)
         layer.__class__ = HostSwitchGLU
         layers = [layer for layer in layers if not any(layer is part for part in parts)]
     for layer in layers:
         layer.experts, layer.router = _compiled([layer]), router
         layer.__class__ = _HOST[type(layer)]
+        if releases:
+            _release([layer])
     log.info("one product for each expert: %d gated MLPs, %d other layers", len(fused), len(layers))
     return True
 
@@ -177,6 +191,15 @@ def _compiled(layers: Sequence[Any]) -> CompiledExperts:
     if quantized:
         return quantized_experts(Quantized.joined(quantized))
     return CompiledExperts(mx.concatenate([layer.weight for layer in layers], axis=1))
+
+
+def _release(layers: Sequence[Any]) -> None:
+    """Frees the weights of layers, which only their copies have from now on."""
+    for layer in layers:
+        layer.weight = layer.scales = mx.zeros((0,), mx.uint32)
+        if "biases" in layer:
+            layer.biases = layer.scales
+    mx.clear_cache()
 
 
 def _copy_bytes(layer: Any, exactly: bool) -> int:
@@ -204,6 +227,7 @@ def _is_gated(layer: Any) -> bool:
     return plain and _form(gate) == _form(other)
 
 
-def _form(layer: Any) -> tuple[int, int]:
-    """The group and the bits of a quantized layer's weights; zeros for another layer."""
-    return getattr(layer, "group_size", 0), getattr(layer, "bits", 0)
+def _form(layer: Any) -> tuple[str, int, int] | None:
+    """The form of a layer's weights; None if they are not quantized."""
+    weight = _quantized(layer)
+    return None if weight is None else weight.form

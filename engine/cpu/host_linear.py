@@ -209,7 +209,7 @@ def _install_quantized(layers: Sequence[Any]) -> bool:
 
     for layer in layers:
         for group in _groups(layer):
-            forms = {weight and (weight.group, weight.bits) for weight in map(weight_of, group)}
+            forms = {weight and weight.form for weight in map(weight_of, group)}
             if len(forms) == 1 and forms != {None}:
                 join(group)
     for layer in layers:

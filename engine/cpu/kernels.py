@@ -144,10 +144,10 @@ def _dequantize_others(model: Any) -> None:
             model.update_modules(tree_unflatten([(name, holder.layer)]))
 
 
-def _form(layer: Any) -> tuple[int, int] | None:
-    """The group and bits of a layer whose quantized weights the kernel reads."""
+def _form(layer: Any) -> tuple[str, int, int] | None:
+    """The form of a layer's quantized weights, if the kernel reads them."""
     weight = Quantized.of(layer) if isinstance(layer, QUANTIZED) else None
-    return None if weight is None else (weight.group, weight.bits)
+    return None if weight is None else weight.form
 
 
 def install(model: Any, exactly: bool = True) -> bool:

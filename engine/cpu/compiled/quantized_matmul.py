@@ -55,7 +55,7 @@ class QuantizedMatrix(CompiledMatrix):
     def __init__(self, weights: Sequence[Quantized]) -> None:
         kernel, weight = _kernel(), Quantized.joined(weights)
         self._set_shape([one.shape[0] for one in weights], weight.shape[1], kernel.outputs)
-        self._multiply = kernel.nibble if weight.kind == "nibble" else kernel.byte
+        self._multiply = getattr(kernel, weight.kind)
         self._more = (weight.group,)
         self._packed = weight.packed(PanelLayout(kernel.lanes, by_quads=False))
 
@@ -66,7 +66,7 @@ class QuantizedExperts(CompiledExperts):
     def __init__(self, weight: Quantized) -> None:
         kernel = _kernel()
         self._set_shape(weight.shape, kernel.outputs)
-        self._multiply = kernel.nibble_groups if weight.kind == "nibble" else kernel.byte_groups
+        self._multiply = getattr(kernel, f"{weight.kind}_groups")
         self._more = (weight.group,)
         self._packed = weight.packed(PanelLayout(kernel.lanes, by_quads=False)).reshape(-1)
 
@@ -77,7 +77,7 @@ class DotMatrix(CompiledMatrix):
     def __init__(self, weights: Sequence[Quantized]) -> None:
         kernel, weight = _dot_kernel(), Quantized.joined(weights)
         self._set_shape([one.shape[0] for one in weights], weight.shape[1], kernel.outputs)
-        self._multiply = kernel.nibble if weight.kind == "nibble" else kernel.byte
+        self._multiply = getattr(kernel, weight.kind)
         self._tokens = _TokenDigits(kernel, weight)
         self._packed = weight.packed(PanelLayout(kernel.lanes, by_quads=True))
 
@@ -106,7 +106,7 @@ class DotExperts(CompiledExperts):
     def __init__(self, weight: Quantized) -> None:
         kernel = _dot_kernel()
         self._set_shape(weight.shape, kernel.outputs)
-        self._multiply = kernel.nibble_groups if weight.kind == "nibble" else kernel.byte_groups
+        self._multiply = getattr(kernel, f"{weight.kind}_groups")
         self._tokens = _TokenDigits(kernel, weight)
         self._packed = weight.packed(PanelLayout(kernel.lanes, by_quads=True)).reshape(-1)
 

@@ -27,7 +27,13 @@ from chairlift.engine.cpu.compiled.llvm import dot_amx
 from chairlift.engine.cpu.compiled.llvm.amx import DECLARATIONS, ROWS, permitted
 from chairlift.engine.cpu.compiled.llvm.attention import WIDE
 from chairlift.engine.cpu.compiled.llvm.digits import DIGITS, HEAD_BYTES, digits
-from chairlift.engine.cpu.compiled.llvm.dot_tiles import QUAD, QUADS, dot_name, dot_tile
+from chairlift.engine.cpu.compiled.llvm.dot_tiles import (
+    QUAD,
+    QUADS,
+    dot_name,
+    dot_tile,
+    lookup_declaration,
+)
 from chairlift.engine.cpu.compiled.llvm.host_compiler import Function, host_compiler
 from chairlift.engine.cpu.compiled.llvm.jobs import shared
 from chairlift.engine.cpu.compiled.llvm.panels import find_group
@@ -62,13 +68,13 @@ class DotKernel(NamedTuple):
         tiles: see ``Registers``.
         digits: its parts are tokens. Arguments: the addresses of the inputs ``[tokens, inputs]``
             and of the tokens' records, the groups of inputs, and the inputs of a group.
-        nibble, byte: the parts are panels. Arguments: the addresses of the panels, of the tokens'
-            records and of the result ``[tokens, stride]``, then tokens, groups of inputs, stride,
-            and the inputs of a group.
-        nibble_groups, byte_groups: multiply groups of tokens by matrices of their own, see
-            ``llvm.kernel.Kernel``. Arguments: the addresses of the panels, of the tokens' records,
-            of the result and of the groups, then panels of a matrix, groups of inputs, stride, and
-            the inputs of a group.
+        nibble, byte, e2m1: the parts are panels. Arguments: the addresses of the panels, of the
+            tokens' records and of the result ``[tokens, stride]``, then tokens, groups of inputs,
+            stride, and the inputs of a group.
+        nibble_groups, byte_groups, e2m1_groups: multiply groups of tokens by matrices of their own,
+            see ``llvm.kernel.Kernel``. Arguments: the addresses of the panels, of the tokens'
+            records, of the result and of the groups, then panels of a matrix, groups of inputs,
+            stride, and the inputs of a group.
     """
 
     lanes: int
@@ -77,8 +83,10 @@ class DotKernel(NamedTuple):
     digits: Function
     nibble: Function
     byte: Function
+    e2m1: Function
     nibble_groups: Function
     byte_groups: Function
+    e2m1_groups: Function
 
 
 @functools.cache
@@ -95,9 +103,9 @@ def compile_for(registers: Registers) -> DotKernel | None:
     if compiler is None:
         return None
     function = compiler.compile(_source(registers)).function
-    names = ("digits", "dot_nibble", "dot_byte", "dot_nibble_groups", "dot_byte_groups")
+    products = [*(f"dot_{kind}" for kind in BITS), *(f"dot_{kind}_groups" for kind in BITS)]
     lanes, _, tiles = registers
-    return DotKernel(lanes, WIDE * lanes, tiles, *map(function, names))
+    return DotKernel(lanes, WIDE * lanes, tiles, *map(function, ["digits", *products]))
 
 
 def _registers(features: Mapping[str, bool]) -> Registers | None:
@@ -120,6 +128,7 @@ def _source(registers: Registers) -> str:
         f"declare i32 @llvm.vector.reduce.add.v{lanes}i32({integers})",
         f"declare {integers} @{dot_name(lanes)}({', '.join([integers] * 3)})",
         "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)",
+        lookup_declaration(lanes),
         digits(lanes),
     ]
     if registers.tiles:
@@ -132,7 +141,7 @@ def _source(registers: Registers) -> str:
 
 
 def _panels(kind: str, registers: Registers) -> str:
-    """The function ``nibble`` or ``byte`` of ``DotKernel``."""
+    """The function of ``DotKernel`` that has the name of the kind."""
     arguments = (
         "ptr %w, ptr %x, ptr %y, i64 %tokens, i64 %input_groups, i64 %stride, i64 %group_inputs"
     )
@@ -141,7 +150,7 @@ def _panels(kind: str, registers: Registers) -> str:
 
 
 def _groups(kind: str, registers: Registers) -> str:
-    """The function ``nibble_groups`` or ``byte_groups`` of ``DotKernel``."""
+    """The function ``{kind}_groups`` of ``DotKernel``."""
     begin = f"""{find_group()}
   %gx = mul i64 %first_token, %token
   %xg = getelementptr i8, ptr %x, i64 %gx

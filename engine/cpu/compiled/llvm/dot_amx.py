@@ -18,7 +18,8 @@ from __future__ import annotations
 from chairlift.engine.cpu.compiled.llvm.amx import ROWS
 from chairlift.engine.cpu.compiled.llvm.attention import WIDE
 from chairlift.engine.cpu.compiled.llvm.digits import DIGITS, HEAD_BYTES
-from chairlift.engine.cpu.compiled.llvm.dot_tiles import QUAD, broadcast, scaled
+from chairlift.engine.cpu.compiled.llvm.dot_tiles import QUAD, broadcast, numbers, scaled
+from chairlift.engine.cpu.compiled.llvm.quantized import BITS
 
 # ``llvm.dot_tiles`` multiplies fewer tokens faster.
 LEAST_TOKENS = 6
@@ -37,13 +38,14 @@ def functions(kind: str) -> str:
     It multiplies a block of at most 16 tokens by a panel. ``configure_tiles`` was called for these
     tokens. Its arguments are those of ``dot_tiles.dot_tile``, and the tokens.
     """
-    return "\n".join([_block(kind), *(_multiply(kind, wide) for wide in range(WIDE))])
+    products = [_multiply(kind, wide) for wide in range(WIDE)]
+    return "\n".join([*([_unpack(kind)] if BITS[kind] == 4 else []), _block(kind), *products])
 
 
 def shared_functions() -> str:
     """Functions of all kinds."""
     product = "declare void @llvm.x86.tdpbsud(i8 immarg, i8 immarg, i8 immarg)"
-    return "\n".join([product, _configure(), _unpack(), _scale()])
+    return "\n".join([product, _configure(), _scale()])
 
 
 def _configure() -> str:
@@ -134,7 +136,7 @@ def _block(kind: str) -> str:
         "i64 %tokens, i64 %token)",
         "%at_third = getelementptr i8, ptr %at_next, i64 %record",
     ]
-    if kind == "nibble":
+    if BITS[kind] == 4:
         lines += [
             "%g_third = add i64 %g, 2",
             "%any = icmp ule i64 %g_third, %last",
@@ -142,7 +144,7 @@ def _block(kind: str) -> str:
             "br i1 %any, label %unpack, label %group_end",
             "unpack:",
             f"%packed_third = getelementptr i8, ptr %at_third, i64 {_HEAD}",
-            "call void @unpack_codes(ptr %packed_third, ptr %codes_third, i64 %units)",
+            f"call void @unpack_{kind}(ptr %packed_third, ptr %codes_third, i64 %units)",
             "br label %group_end",
         ]
     else:
@@ -184,11 +186,11 @@ def _block(kind: str) -> str:
 def _codes_at(kind: str, record: str, buffer: str, name: str) -> list[str]:
     """Computes the address ``%codes{name}`` of a record's codes, a byte each."""
     packed = f"getelementptr i8, ptr {record}, i64 {_HEAD}"
-    if kind != "nibble":
+    if BITS[kind] != 4:
         return [f"%codes{name} = {packed}"]
     return [
         f"%packed{name} = {packed}",
-        f"call void @unpack_codes(ptr %packed{name}, ptr {buffer}, i64 %units)",
+        f"call void @unpack_{kind}(ptr %packed{name}, ptr {buffer}, i64 %units)",
         f"%codes{name} = bitcast ptr {buffer} to ptr",
     ]
 
@@ -282,25 +284,37 @@ def _scale() -> str:
     return "\n".join(lines)
 
 
-def _unpack() -> str:
-    """A function that writes the codes of a group, which are packed in 4 bits, as bytes."""
-    octets = f"<{_LINE} x i8>"
-    low, up = (", ".join([f"i8 {number}"] * _LINE) for number in (15, 4))
+def _unpack(kind: str) -> str:
+    """A function that writes what stands for the codes of a group, packed in 4 bits, as bytes."""
+    octets = f"<{_ROW_BYTES} x i8>"
+    low, up = (", ".join([f"i8 {number}"] * _ROW_BYTES) for number in (15, 4))
+    lines = []
+    for wide in range(WIDE):
+        first, second = wide, WIDE + wide
+        lines += [
+            f"%from{wide} = getelementptr {octets}, ptr %line, i64 {wide}",
+            f"%both{wide} = load {octets}, ptr %from{wide}, align 1",
+            f"%code{first} = and {octets} %both{wide}, <{low}>",
+            f"%code{second} = lshr {octets} %both{wide}, <{up}>",
+        ]
+    for number in range(2 * WIDE):
+        lines += [
+            f"%number{number} = {numbers(kind, _LANES, f'%code{number}')}",
+            f"%to{number} = getelementptr {octets}, ptr %to, i64 {number}",
+            f"store {octets} %number{number}, ptr %to{number}, align 64",
+        ]
+    body = "\n  ".join(lines)
     return f"""
-define internal void @unpack_codes(ptr %packed, ptr %bytes, i64 %units) {{
+define internal void @unpack_{kind}(ptr %packed, ptr %bytes, i64 %units) {{
 entry:
   br label %loop
 loop:
   %u = phi i64 [0, %entry], [%u_next, %loop]
-  %from = getelementptr {octets}, ptr %packed, i64 %u
-  %both = load {octets}, ptr %from, align 1
-  %first = and {octets} %both, <{low}>
-  %second = lshr {octets} %both, <{up}>
-  %twice = mul i64 %u, 2
-  %to = getelementptr {octets}, ptr %bytes, i64 %twice
-  %to_second = getelementptr {octets}, ptr %to, i64 1
-  store {octets} %first, ptr %to, align 64
-  store {octets} %second, ptr %to_second, align 64
+  %line.bytes = mul i64 %u, {_LINE}
+  %line = getelementptr i8, ptr %packed, i64 %line.bytes
+  %to.bytes = mul i64 %u, {2 * _LINE}
+  %to = getelementptr i8, ptr %bytes, i64 %to.bytes
+  {body}
   %u_next = add i64 %u, 1
   %u_more = icmp ult i64 %u_next, %units
   br i1 %u_more, label %loop, label %end

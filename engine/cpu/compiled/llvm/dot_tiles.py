@@ -9,11 +9,12 @@ from collections.abc import Sequence
 
 from chairlift.engine.cpu.compiled.llvm.attention import WIDE
 from chairlift.engine.cpu.compiled.llvm.digits import DIGITS, HEAD_BYTES, all_of
+from chairlift.engine.cpu.compiled.llvm.quantized import E2M1
 
 # Codes of so many bytes ahead are prefetched to the L2 cache: few tokens wait for their memory.
 _AHEAD = 4096
 # Inputs that one instruction multiplies for each output, and quads of them in a register of codes.
-QUAD, QUADS = 4, {"nibble": 2, "byte": 1}
+QUAD, QUADS = 4, {"nibble": 2, "byte": 1, "e2m1": 2}
 
 
 def dot_name(lanes: int) -> str:
@@ -165,11 +166,33 @@ def _apart(kind: str, lanes: int, wide: int) -> list[str]:
     low, up = (", ".join([f"i8 {number}"] * (4 * lanes)) for number in (15, 4))
     return [
         f"%o{wide} = bitcast {integers} %c{wide} to {octets}",
-        f"%o{wide}_0 = and {octets} %o{wide}, <{low}>",
-        f"%o{wide}_1 = lshr {octets} %o{wide}, <{up}>",
+        f"%c{wide}_0 = and {octets} %o{wide}, <{low}>",
+        f"%c{wide}_1 = lshr {octets} %o{wide}, <{up}>",
+        f"%o{wide}_0 = {numbers(kind, lanes, f'%c{wide}_0')}",
+        f"%o{wide}_1 = {numbers(kind, lanes, f'%c{wide}_1')}",
         f"%code{wide}_0 = bitcast {octets} %o{wide}_0 to {integers}",
         f"%code{wide}_1 = bitcast {octets} %o{wide}_1 to {integers}",
     ]
+
+
+def numbers(kind: str, lanes: int, codes: str) -> str:
+    """The whole numbers that stand for codes of 4 bits, a byte each; see ``quantized``."""
+    octets = f"<{4 * lanes} x i8>"
+    if kind != "e2m1":
+        return f"bitcast {octets} {codes} to {octets}"
+    # The instruction looks up 16 bytes for each 16 bytes.
+    table = ", ".join(f"i8 {number}" for number in E2M1 * (lanes // 4))
+    return f"call {octets} @{_lookup_name(lanes)}({octets} <{table}>, {octets} {codes})"
+
+
+def lookup_declaration(lanes: int) -> str:
+    """Declares what ``numbers`` calls."""
+    octets = f"<{4 * lanes} x i8>"
+    return f"declare {octets} @{_lookup_name(lanes)}({octets}, {octets})"
+
+
+def _lookup_name(lanes: int) -> str:
+    return "llvm.x86.avx512.pshuf.b.512" if lanes == 16 else "llvm.x86.avx2.pshuf.b"
 
 
 def scaled(

@@ -38,8 +38,9 @@ class Kernel(NamedTuple):
             panels, of the tokens, of the result and of the groups, then panels of a matrix, inputs,
             stride. A group is three numbers: its matrix, its first token and its tokens.
         bfloat16_groups: the same for panels in bfloat16.
-        nibble, byte, nibble_groups, byte_groups: the same for panels of quantized weights, see
-            ``llvm.quantized``. One further argument: the inputs of a group of the quantization.
+        nibble, byte, e2m1, nibble_groups, byte_groups, e2m1_groups: the same for panels of
+            quantized weights, see ``llvm.quantized``. One further argument: the inputs of a group
+            of the quantization.
         transposed: see ``llvm.attention``.
         plain: see ``llvm.attention``.
         rows: see ``llvm.row_attention``.
@@ -54,8 +55,10 @@ class Kernel(NamedTuple):
     bfloat16_groups: Function
     nibble: Function
     byte: Function
+    e2m1: Function
     nibble_groups: Function
     byte_groups: Function
+    e2m1_groups: Function
     transposed: Function
     plain: Function
     rows: Function
@@ -82,7 +85,7 @@ def compiled() -> Kernel | None:
         return None
     function = compiler.compile(_source(registers)).function
     products = ["float", "bfloat", "float_groups", "bfloat_groups"]
-    products += ["nibble", "byte", "nibble_groups", "byte_groups"]
+    products += [*quantized.BITS, *(f"{kind}_groups" for kind in quantized.BITS)]
     attention = ("transposed", "plain", "rows")
     others = ("swiglu", "geglu", "norm", "add", "scale", "scatter", "rotate")
     names = (*products, *attention, *others)
@@ -99,10 +102,11 @@ def _registers(features: Mapping[str, bool]) -> Registers | None:
 
 def _source(registers: Registers) -> str:
     """The kernel in LLVM's language."""
-    vector = f"<{registers.lanes} x float>"
+    vector, integers = f"<{registers.lanes} x float>", f"<{registers.lanes} x i32>"
     parts = [
         f"declare {vector} @llvm.fma.v{registers.lanes}f32({vector}, {vector}, {vector})",
         "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)",
+        f"declare {integers} @llvm.usub.sat.v{registers.lanes}i32({integers}, {integers})",
     ]
     for kind in ("float", "bfloat", *quantized.BITS):
         make = quantized.quantized_tile if kind in quantized.BITS else _tile

@@ -3,7 +3,8 @@
 A panel of quantized weights is one record for each group of inputs: the scales of the panel's
 outputs, their biases, in float32, and for each input of the group the outputs' codes, in 4 bits or
 8. A weight is ``code * scale + bias``, computed in a register, so that memory is read in the size
-of the codes. 4 bits: the low halves of an input's bytes are the first outputs' codes.
+of the codes. 4 bits: the low halves of an input's bytes are the first outputs' codes. For floats of
+4 bits, a whole number takes the place of the code; see ``E2M1``.
 """
 
 from __future__ import annotations
@@ -13,8 +14,11 @@ from collections.abc import Sequence
 from chairlift.engine.cpu.compiled.llvm.attention import WIDE
 from chairlift.engine.cpu.compiled.llvm.tiles import tile
 
-# The bits of a code, by kind.
-BITS = {"nibble": 4, "byte": 8}
+# The bits of a code, by kind. ``e2m1`` are floats of 4 bits, which the kernels read as whole
+# numbers: twice the float, plus 12.
+BITS = {"nibble": 4, "byte": 8, "e2m1": 4}
+# These numbers for all codes: a bit for the sign, two for the exponent, and one for the fraction.
+E2M1 = tuple(12 + sign * twice for sign in (1, -1) for twice in (0, 1, 2, 3, 4, 6, 8, 12))
 
 
 def record_bytes(kind: str, lanes: int, group: int) -> int:
@@ -102,14 +106,16 @@ def _inputs(kind: str, lanes: int, sums: Sequence[str]) -> list[str]:
         "%ci = phi ptr [%codes, %groups], [%cn, %loop]",
     ]
     lines += [f"%s{name} = phi {vector} [%g{name}, %groups], [%n{name}, %loop]" for name in sums]
-    if kind == "nibble":
+    if BITS[kind] == 4:
         low, up = (", ".join([f"i32 {number}"] * lanes) for number in (15, 4))
         lines += [
             f"%c = load {codes}, ptr %ci, align 1",
             f"%e = zext {codes} %c to {integers}",
-            f"%q0 = and {integers} %e, <{low}>",
-            f"%q1 = lshr {integers} %e, <{up}>",
+            f"%c0 = and {integers} %e, <{low}>",
+            f"%c1 = lshr {integers} %e, <{up}>",
         ]
+        for wide in range(WIDE):
+            lines += (_float4 if kind == "e2m1" else _same)(lanes, f"%c{wide}", f"%q{wide}")
     else:
         for wide in range(WIDE):
             lines += [
@@ -124,6 +130,39 @@ def _inputs(kind: str, lanes: int, sums: Sequence[str]) -> list[str]:
             f"{vector} %scale{wide}, {vector} %bias{wide})",
         ]
     return lines
+
+
+def _same(lanes: int, code: str, number: str) -> list[str]:
+    return [f"{number} = bitcast <{lanes} x i32> {code} to <{lanes} x i32>"]
+
+
+def _float4(lanes: int, code: str, number: str) -> list[str]:
+    """Computes the numbers of ``E2M1``.
+
+    Without sign they are the code's last three bits ``c``, plus what they exceed 4 by, plus twice
+    what they exceed 6 by.
+    """
+    vector, name = f"<{lanes} x i32>", number
+
+    def all_of(value: int) -> str:
+        return "<" + ", ".join([f"i32 {value}"] * lanes) + ">"
+
+    def over(least: int) -> str:
+        call = f"call {vector} @llvm.usub.sat.v{lanes}i32"
+        return f"{name}.{least} = {call}({vector} {name}.c, {vector} {all_of(least)})"
+
+    return [
+        f"{name}.c = and {vector} {code}, {all_of(7)}",
+        over(4),
+        over(6),
+        f"{name}.twice = shl {vector} {name}.6, {all_of(1)}",
+        f"{name}.sum = add {vector} {name}.c, {name}.4",
+        f"{name}.size = add {vector} {name}.sum, {name}.twice",
+        f"{name}.less = sub {vector} {all_of(12)}, {name}.size",
+        f"{name}.more = add {vector} {all_of(12)}, {name}.size",
+        f"{name}.sign = icmp uge {vector} {code}, {all_of(8)}",
+        f"{number} = select <{lanes} x i1> {name}.sign, {vector} {name}.less, {vector} {name}.more",
+    ]
 
 
 def _ends(kind: str, lanes: int) -> list[str]:
