@@ -110,9 +110,10 @@ class QuantizedWeight:
 
     def _reads_packed(self, x: mx.array) -> bool:
         """Whether the kernel multiplies ``x``."""
+        if not self._has_kernel or x.dtype != self.dtype:
+            return False
         most = MAX_TOKENS if self._dequantized is None else FEW_TOKENS[self.stacked.bits]
-        tokens = x.size // x.shape[-1]
-        return self._has_kernel and 0 < tokens <= most and x.dtype == self.stacked.dtype
+        return 0 < x.size <= most * x.shape[-1]
 
     def _dequantize(self) -> mx.array:
         weight, scales, biases = self._arrays

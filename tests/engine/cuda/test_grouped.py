@@ -18,7 +18,7 @@ from support.tiny import TinyKind, tiny_model
 from chairlift.engine.cuda import block as cuda_block
 from chairlift.engine.cuda import experts, quantized
 from chairlift.engine.cuda.experts import MIN_LISTED
-from chairlift.engine.cuda.grouped import MAX_LISTED, Weights, block_of
+from chairlift.engine.cuda.grouped import FORMS, MAX_LISTED, Weights, block_of
 from chairlift.engine.cuda.quantized import FEW_TOKENS, MAX_TOKENS, QuantizedWeight
 from chairlift.engine.model import attention
 
@@ -83,13 +83,27 @@ def test_every_number_of_tokens_gets_the_dequantized_product(
     )
 
 
-@pytest.mark.parametrize("mode", ["mxfp4", "nvfp4"])
-def test_other_quantizations_are_dequantized_by_their_mode(mode: str) -> None:
-    layer = nn.QuantizedLinear(64, 96, bias=False, mode=mode)
-    product = QuantizedWeight(layer, layer.weight, layer.scales, layer.get("biases"))
-    weight = mx.dequantize(layer.weight, layer.scales, None, mode=mode)
-    x = mx.random.normal((5, 64)).astype(weight.dtype)
-    assert mx.allclose(product(x), x @ weight.T, atol=1e-3).item()
+@pytest.mark.parametrize(
+    ("bits", "group", "mode"),
+    [*((bits, 64, "affine") for bits in (2, 3, 4, 5, 6, 8)), *((*FORMS[m], m) for m in FORMS)],
+)
+@pytest.mark.parametrize("keeps", [True, False])
+def test_weights_without_a_kernel_are_dequantized(
+    bits: int, group: int, mode: str, keeps: bool
+) -> None:
+    """Every quantization of MLX, also of weights that the kernel could never read."""
+    layer = nn.QuantizedLinear(128, 96, bias=False, group_size=group, bits=bits, mode=mode)
+    weight = mx.dequantize(layer.weight, layer.scales, layer.get("biases"), group, bits, mode)
+    model = nn.Sequential(layer)
+    quantized.install(model, [], ROOM if keeps else 0)
+    for tokens in (1, 2, MAX_TOKENS + 1):
+        x = mx.random.normal((tokens, 128)).astype(weight.dtype)
+        expected = x @ weight.T
+        tolerance = 1e-4 if weight.dtype == mx.float32 else 0.03
+        assert mx.allclose(model(x), expected, rtol=tolerance, atol=tolerance).item()
+        y = mx.random.normal((tokens, 96)).astype(weight.dtype)
+        total = layer.product.added(x, y)
+        assert mx.allclose(total, expected + y, rtol=tolerance, atol=tolerance).item()
 
 
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
