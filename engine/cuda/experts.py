@@ -54,7 +54,7 @@ class ExpertProduct:
         if x.dtype != self._weights.dtype or x.ndim != indices.ndim + 2 or x.shape[-2] != 1:
             return None
         if are_sorted:
-            fits = x.shape[:-2] == indices.shape
+            fits = x.shape[:-2] == indices.shape and indices.size > 0
         else:
             alike = x.shape[:-2] in (indices.shape, (*indices.shape[:-1], 1))
             fits = alike and MIN_LISTED <= indices.size <= MAX_LISTED
