@@ -129,10 +129,10 @@ template <int BITS> __device__ inline uint4 in_order(const uint4& t) {
 // What a lane reads of a weight at a time: 16 bytes of each of its rows, with their scales.
 template <int MODE, int BITS, int GROUP, int ROWS, typename T, typename S> struct Piece {
   static constexpr int EACH = BITS ? 128 / BITS : 8;  // numbers in 16 bytes
-  static constexpr int SCALES = BITS == 0 ? 0 : EACH > GROUP ? EACH / GROUP : 1;
+  static constexpr int SCALES = BITS && EACH > GROUP ? EACH / GROUP : 1;
   uint4 words[ROWS][2];
-  S scale[ROWS][2][SCALES ? SCALES : 1];
-  T shift[ROWS][2][SCALES ? SCALES : 1];
+  S scale[ROWS][2][SCALES];
+  T shift[ROWS][2][SCALES];
 
   // Reads of a row and of each eighth row after it. The pointers are the row's; ``piece`` counts 16
   // bytes.
@@ -144,6 +144,7 @@ template <int MODE, int BITS, int GROUP, int ROWS, typename T, typename S> struc
       for (int half = 0; half < 2; ++half) {
         const int row = r * 16 + half * 8;
         words[r][half] = weight[row * (inputs / EACH) + piece];
+        if constexpr (BITS == 0) continue;
         #pragma unroll
         for (int i = 0; i < SCALES; ++i) {
           const int place = row * (inputs / GROUP) + piece * EACH / GROUP + i;
@@ -152,123 +153,145 @@ template <int MODE, int BITS, int GROUP, int ROWS, typename T, typename S> struc
         }
       }
   }
+
+  // Makes the eight numbers from N on of one of the rows, in pairs; all zero if not ``real``.
+  template <bool BFLOAT>
+  __device__ inline void make_eight(unsigned (&to)[4], int r, int half, int n, bool real) const {
+    const unsigned* word = reinterpret_cast<const unsigned*>(&words[r][half]) + n * BITS / 32;
+    if constexpr (BITS == 0) {
+      #pragma unroll
+      for (int i = 0; i < 4; ++i) to[i] = word[i];
+    } else {
+      constexpr int SECOND = BITS == 4 ? 0 : 1, AT = BITS == 4 ? 8 : 0;
+      const int group = n / GROUP;
+      const Group<MODE, BFLOAT, T, S> own(scale[r][half][group], shift[r][half][group], real);
+      to[0] = own.template numbers<BITS, 0>(word[0]);
+      to[1] = own.template numbers<BITS, BITS>(word[0]);
+      to[2] = own.template numbers<BITS, AT>(word[SECOND]);
+      to[3] = own.template numbers<BITS, AT + BITS>(word[SECOND]);
+    }
+  }
 };
 
-// Makes eight numbers of a weight from the words that hold them, in pairs; all zero if not ``real``.
-template <int MODE, bool BFLOAT, int BITS, typename T, typename S>
-__device__ inline void make_eight(
-    unsigned (&to)[4], const unsigned* word, S scale, T shift, bool real) {
-  if constexpr (BITS == 0) {
-    #pragma unroll
-    for (int i = 0; i < 4; ++i) to[i] = word[i];
-  } else {
-    constexpr int SECOND = BITS == 4 ? 0 : 1, AT = BITS == 4 ? 8 : 0;
-    const Group<MODE, BFLOAT, T, S> own(scale, shift, real);
-    to[0] = own.template numbers<BITS, 0>(word[0]);
-    to[1] = own.template numbers<BITS, BITS>(word[0]);
-    to[2] = own.template numbers<BITS, AT>(word[SECOND]);
-    to[3] = own.template numbers<BITS, AT + BITS>(word[SECOND]);
-  }
-}
-
-// Adds a warp's part of the product of weight rows [at, at + 16 * ROWS) and tokens [start, last).
+// The weights of the experts, tokens and products; what all blocks of a launch have in common.
 template <
-    int MODE, bool BFLOAT, int BITS, int GROUP, int WARPS, int ROWS, int TILES, typename T,
-    typename S, typename Tokens>
-__device__ inline void add_part(
-    float (&sum)[ROWS][TILES][4], int inputs, const T* x, const void* weight, const S* scales,
-    const T* biases, const Tokens& tokens, long at, int start, int last) {
+    int MODE, bool BFLOAT, int BITS, int GROUP, int WARPS, int ROWS, typename T, typename S>
+struct Product {
   typedef Piece<MODE, BITS, GROUP, ROWS, T, S> Own;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = lane / 4, quad = lane % 4;
-  const int pieces = inputs / Own::EACH;
-  const T* from[TILES];
-  #pragma unroll
-  for (int t = 0; t < TILES; ++t)
-    from[t] = x + (long)tokens.read(min(start + t * 8 + group, last - 1)) * inputs;
-  // The last lanes of a row whose pieces are no multiple of four read a piece again, times zero.
-  const auto place = [&](int k) { return min(k + quad, pieces - 1); };
-  const long groups = inputs / GROUP;
-  const uint4* words = reinterpret_cast<const uint4*>(weight) + (at + group) * pieces;
-  scales += (at + group) * groups;
-  biases += (at + group) * groups;
-  const auto load = [&](Own& to, int k) {
-    if (k < pieces) to.load(words, scales, biases, inputs, place(k));
-  };
-  Own next[1];  // the compiler copies a struct that is no array through memory
-  load(next[0], 4 * warp);
-  for (int k = 4 * warp; k < pieces; k += 4 * WARPS) {
-    const Own own = next[0];
-    load(next[0], k + 4 * WARPS);
-    const bool real = k + quad < pieces;
-    const int first = place(k) * Own::EACH;
+  int inputs, outputs;
+  const T* x;
+  const void* weight;
+  const S* scales;
+  const T *biases, *bias;
+  T* out;
+
+  // Adds a warp's part of the product of weight rows [at, at + 16 * ROWS) and tokens [start, last).
+  template <int TILES, typename Tokens>
+  __device__ inline void add_part(
+      float (&sum)[ROWS][TILES][4], const Tokens& tokens, long at, int start, int last) const {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = lane / 4, quad = lane % 4;
+    const int pieces = inputs / Own::EACH;
+    const T* from[TILES];
     #pragma unroll
-    for (int n = 0; n < Own::EACH; n += 8) {  // eight numbers of each row and token
-      unsigned made[ROWS][2][4];
+    for (int t = 0; t < TILES; ++t)
+      from[t] = x + (long)tokens.read(min(start + t * 8 + group, last - 1)) * inputs;
+    // The last lanes of a row whose pieces are no multiple of four read its last piece again, and
+    // multiply with zeros.
+    const auto place = [&](int k) { return min(k + quad, pieces - 1); };
+    const uint4* words = reinterpret_cast<const uint4*>(weight) + (at + group) * pieces;
+    const long first_group = (at + group) * (inputs / GROUP);
+    const auto load = [&](Own& to, int k) {
+      if (k < pieces) to.load(words, scales + first_group, biases + first_group, inputs, place(k));
+    };
+    Own next[1];  // NOTE: the compiler copies a struct outside of an array through memory
+    load(next[0], 4 * warp);
+    for (int k = 4 * warp; k < pieces; k += 4 * WARPS) {
+      const Own own = next[0];
+      load(next[0], k + 4 * WARPS);  // while this piece is multiplied
+      const bool real = k + quad < pieces;
+      const int first = place(k) * Own::EACH;
       #pragma unroll
-      for (int r = 0; r < ROWS; ++r)
+      for (int n = 0; n < Own::EACH; n += 8) {  // eight numbers of each row and token
+        unsigned made[ROWS][2][4];
         #pragma unroll
-        for (int half = 0; half < 2; ++half)
-          make_eight<MODE, BFLOAT, BITS>(
-              made[r][half],
-              reinterpret_cast<const unsigned*>(&own.words[r][half]) + n * BITS / 32,
-              own.scale[r][half][n / GROUP], own.shift[r][half][n / GROUP], real);
-      #pragma unroll
-      for (int t = 0; t < TILES; ++t) {
-        const uint4 token = in_order<BITS>(*reinterpret_cast<const uint4*>(from[t] + first + n));
+        for (int r = 0; r < ROWS; ++r)
+          #pragma unroll
+          for (int half = 0; half < 2; ++half)
+            own.template make_eight<BFLOAT>(made[r][half], r, half, n, real);
         #pragma unroll
-        for (int r = 0; r < ROWS; ++r) {
-          const auto &low = made[r][0], &high = made[r][1];
-          multiply<BFLOAT>(sum[r][t], {low[0], high[0], low[1], high[1]}, token.x, token.y);
-          multiply<BFLOAT>(sum[r][t], {low[2], high[2], low[3], high[3]}, token.z, token.w);
+        for (int t = 0; t < TILES; ++t) {
+          const uint4 token = in_order<BITS>(*reinterpret_cast<const uint4*>(from[t] + first + n));
+          #pragma unroll
+          for (int r = 0; r < ROWS; ++r) {
+            const auto &low = made[r][0], &high = made[r][1];
+            multiply<BFLOAT>(sum[r][t], {low[0], high[0], low[1], high[1]}, token.x, token.y);
+            multiply<BFLOAT>(sum[r][t], {low[2], high[2], low[3], high[3]}, token.z, token.w);
+          }
         }
       }
     }
   }
-}
 
-// The product of a block: the warps' parts are added in shared memory, which has a float4 for each
-// thread, row of tiles and tile.
-template <
-    int MODE, bool BFLOAT, int BITS, int GROUP, int WARPS, int ROWS, int TILES, typename T,
-    typename S, typename Tokens>
-__device__ inline void product(
-    float4* shared, int inputs, int outputs, const T* x, const void* weight, const S* scales,
-    const T* biases, const T* bias, T* out, const Tokens& tokens, int expert, int column,
-    int start, int last) {
-  float sum[ROWS][TILES][4] = {};
-  add_part<MODE, BFLOAT, BITS, GROUP, WARPS, ROWS, TILES>(
-      sum, inputs, x, weight, scales, biases, tokens, (long)expert * outputs + column, start, last);
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = lane / 4, quad = lane % 4;
-  __syncthreads();  // no warp needs the sums of earlier tokens
-  #pragma unroll
-  for (int r = 0; r < ROWS; ++r)
+  // Writes the products of tokens [start, last) with 16 * ROWS rows of an expert from ``column`` on.
+  // The warps' parts are added in shared memory, which has a float4 for each thread, row of tiles
+  // and tile.
+  template <int TILES, typename Tokens>
+  __device__ inline void write(
+      float4* shared, const Tokens& tokens, int expert, int column, int start, int last) const {
+    float sum[ROWS][TILES][4] = {};
+    add_part<TILES>(sum, tokens, (long)expert * outputs + column, start, last);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = lane / 4, quad = lane % 4;
+    __syncthreads();  // no warp needs the sums of earlier tokens
     #pragma unroll
-    for (int t = 0; t < TILES; ++t)
-      shared[(r * TILES + t) * WARPS * 32 + threadIdx.x] =
-          float4{sum[r][t][0], sum[r][t][1], sum[r][t][2], sum[r][t][3]};
-  __syncthreads();
-  #pragma unroll
-  for (int tile = 0; tile < ROWS * TILES; ++tile) {
-    if (tile % WARPS != warp) continue;
-    float4 all = shared[tile * WARPS * 32 + lane];
+    for (int r = 0; r < ROWS; ++r)
+      #pragma unroll
+      for (int t = 0; t < TILES; ++t)
+        shared[(r * TILES + t) * WARPS * 32 + threadIdx.x] =
+            float4{sum[r][t][0], sum[r][t][1], sum[r][t][2], sum[r][t][3]};
+    __syncthreads();
     #pragma unroll
-    for (int w = 1; w < WARPS; ++w) {
-      const float4 more = shared[(tile * WARPS + w) * 32 + lane];
-      all.x += more.x; all.y += more.y; all.z += more.z; all.w += more.w;
-    }
-    const int row = column + tile / TILES * 16 + group;
-    const float low = bias ? static_cast<float>(bias[(long)expert * outputs + row]) : 0.f;
-    const float high = bias ? static_cast<float>(bias[(long)expert * outputs + row + 8]) : 0.f;
-    const int token = start + tile % TILES * 8 + 2 * quad;
-    if (token < last) {
-      T* to = out + (long)tokens.written(token) * outputs + row;
-      to[0] = T(all.x + low);
-      to[8] = T(all.z + high);
-    }
-    if (token + 1 < last) {
-      T* to = out + (long)tokens.written(token + 1) * outputs + row;
-      to[0] = T(all.y + low);
-      to[8] = T(all.w + high);
+    for (int tile = 0; tile < ROWS * TILES; ++tile) {
+      if (tile % WARPS != warp) continue;
+      float4 all = shared[tile * WARPS * 32 + lane];
+      #pragma unroll
+      for (int w = 1; w < WARPS; ++w) {
+        const float4 more = shared[(tile * WARPS + w) * 32 + lane];
+        all.x += more.x; all.y += more.y; all.z += more.z; all.w += more.w;
+      }
+      const int row = column + tile / TILES * 16 + group;
+      const float low = bias ? static_cast<float>(bias[(long)expert * outputs + row]) : 0.f;
+      const float high = bias ? static_cast<float>(bias[(long)expert * outputs + row + 8]) : 0.f;
+      const int token = start + tile % TILES * 8 + 2 * quad;
+      if (token < last) {
+        T* to = out + (long)tokens.written(token) * outputs + row;
+        to[0] = T(all.x + low);
+        to[8] = T(all.z + high);
+      }
+      if (token + 1 < last) {
+        T* to = out + (long)tokens.written(token + 1) * outputs + row;
+        to[0] = T(all.y + low);
+        to[8] = T(all.w + high);
+      }
     }
   }
-}
+
+  // Writes the products of all tokens [start, last) of an expert, up to 8 * MOST at a time.
+  template <int MOST, typename Tokens>
+  __device__ inline void write_all(
+      float4* shared, const Tokens& tokens, int expert, int column, int start, int last) const {
+    while (start < last) {
+      const auto some = [&](auto tiles) {
+        constexpr int TILES = decltype(tiles)::value;
+        write<TILES>(shared, tokens, expert, column, start, last);
+        start += 8 * TILES;
+      };
+      if (last - start <= 8) some(Constant<1>{});
+      else if (last - start <= 16 || MOST == 2) some(Constant<2>{});
+      else some(Constant<MOST>{});
+    }
+  }
+};
+
+// The type of a weight's scales: integers stand for small floats.
+template <int MODE, typename T> struct Scale { typedef unsigned char Type; };
+template <typename T> struct Scale<AFFINE, T> { typedef T Type; };
