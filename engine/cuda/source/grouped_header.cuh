@@ -1,13 +1,13 @@
 // CUDA source of products of few tokens with the weights of their experts; see ``grouped``. ``ptx``
 // comes before it.
 //
-// A warp multiplies 16 * ROWS rows of a weight with up to 8 * MOST tokens on tensor cores. Weight
-// rows and tokens are read as they lie in memory, 16 bytes a lane: the lanes of a quad take other
-// numbers of a row than the instruction says, but the same ones of a weight row and of a token, so
-// that the sum is the same. The warps of a block each take a part of the rows' numbers.
+// A block multiplies 16 * ROWS rows of a weight with up to 8 * MOST tokens on tensor cores; each of
+// its warps sums over a part of the inputs. A lane reads 16 bytes of a weight row at a time, which
+// are not the inputs that the tensor cores expect in that lane. The result is right because each
+// lane takes the same inputs of the weight rows and of the tokens: a sum may be in any order.
 
-// The first of the ascending numbers that is not below a bound. The lanes of a warp look at 32
-// places at a time.
+// The place of the first of the ascending numbers that is not below a bound: a search in which the
+// lanes of a warp compare 32 places at a time.
 template <typename I> __device__ inline int first_from(const I* numbers, int count, int bound) {
   int low = 0, high = count;
   while (low < high) {
@@ -21,20 +21,22 @@ template <typename I> __device__ inline int first_from(const I* numbers, int cou
   return low;
 }
 
-// The tokens of an expert, if all tokens are sorted by expert.
+// The pairs of an expert, if all pairs are sorted by expert: pair n reads row n of the tokens and
+// writes row n of the products.
 struct Sorted {
   __device__ inline int read(int n) const { return n; }
   __device__ inline int written(int n) const { return n; }
 };
 
-// The tokens of an expert, from a list of its pairs; ``each`` pairs after one another read one token.
+// The pairs of an expert, from a list. Each token has ``each`` pairs, one after the other.
 struct Listed {
   const int* pairs;
   int each;
   __device__ inline int read(int n) const { return pairs[n] / each; }
   __device__ inline int written(int n) const { return pairs[n]; }
 
-  // Lists the pairs with the expert of one pair, if that is the first of them; returns how many.
+  // Lists all pairs with the expert of pair ``one``, and returns their number; 0 if ``one`` is
+  // not the first, whose block computes them all. Each warp writes the same list.
   template <typename I> __device__ static int list(int* to, const I* experts, int count, int one) {
     const int lane = threadIdx.x % 32;
     int found = 0;
@@ -54,16 +56,17 @@ struct Listed {
 // (e2m1) or 8 (e4m3) with a scale, which is a power of two (e8m0) or a float of 8 bits (NVFP4).
 enum Mode { AFFINE, MXFP4, MXFP8, NVFP4 };
 
-// The bits of a word, moved left (or right, if negative).
+// Shifts a word left, or right if BY is negative.
 template <int BY> __device__ inline unsigned moved(unsigned word) {
   if constexpr (BY >= 0) return word << BY; else return word >> -BY;
 }
 
 // The floats of two codes of a word as a pair; the first code begins at bit AT, the second 16 bits
-// later.
+// later. NOTE: the codes of e4m3 that are NaN become 480; MLX's quantization makes none.
 template <bool BFLOAT, int BITS, int AT> __device__ inline unsigned float_pair(unsigned word) {
-  // The code's bits are moved to the last of the exponent and the first of the fraction. That is
-  // the float divided by a power of two, because the exponent's bias is larger.
+  // A code's exponent and fraction are moved to the lowest bits of the wider exponent and the
+  // highest of the wider fraction. As the wider exponent has a larger bias, this is the float
+  // divided by POWER; it is subnormal if the code is.
   constexpr int LEFT = (BFLOAT ? 7 : 10) - (BITS == 4 ? 1 : 3) - AT;
   constexpr unsigned SIZE = (1u << (BITS - 1)) - 1 << LEFT + AT;
   constexpr unsigned POWER = BITS == 4 ? BFLOAT ? 0x7e80 : 0x7400 : BFLOAT ? 0x7b80 : 0x5c00;
@@ -72,11 +75,11 @@ template <bool BFLOAT, int BITS, int AT> __device__ inline unsigned float_pair(u
   return pair_product<BFLOAT>(sizes | signs, twice(POWER));
 }
 
-// The scale and the bias of a group of a weight's numbers.
+// The scale and the bias of a group of quantized numbers, as MLX calls numbers with one scale.
 template <int MODE, bool BFLOAT, typename T, typename S> struct Group {
-  // Powers of two exceed float16.
+  // Whether scale and codes are bfloat16: powers of two (e8m0) exceed float16's range.
   static constexpr bool WIDE = BFLOAT || MODE == MXFP4 || MODE == MXFP8;
-  unsigned scale, shift;  // each as a pair; bfloat16 if WIDE
+  unsigned scale, shift;  // each twice, as a pair
 
   // If not ``real``, all numbers become zero.
   __device__ inline Group(S of, T plus, bool real) {
@@ -87,6 +90,7 @@ template <int MODE, bool BFLOAT, typename T, typename S> struct Group {
     } else if constexpr (MODE == NVFP4) {
       scale = float_pair<BFLOAT, 8, 0>(twice(of));
     } else {
+      // bfloat16 has the same exponent, but 2 ** -127 (code 0) is subnormal.
       scale = twice(of ? static_cast<unsigned>(of) << 7 : 64u);
     }
     if (!real) scale = 0;
@@ -100,13 +104,14 @@ template <int MODE, bool BFLOAT, typename T, typename S> struct Group {
       const float by = low_float<WIDE>(scale);
       return rounded<BFLOAT>(low_float<WIDE>(exact) * by, high_float<WIDE>(exact) * by);
     } else if constexpr (BITS == 4) {
-      // 128 plus the code, or 1,024: the code is the last bits of the fraction.
+      // The lowest bits of a fraction are the code, so that the float is 128 (1,024 in float16)
+      // plus the code.
       constexpr unsigned BASE = BFLOAT ? 0x4300 : 0x6400;
       const unsigned codes = moved<-AT>(word) & twice(15) | twice(BASE);
       const unsigned exact = pair_sum<BFLOAT>(codes, twice(BASE | 0x8000));
       return pair_fma<BFLOAT>(exact, scale, shift);
     } else {
-      // 2 ** 23 plus the code. Converting an integer takes four times as long.
+      // The same in float32, with 2 ** 23. Converting an integer takes four times as long.
       const unsigned bits[2] = {
           moved<-AT>(word) & 255 | 0x4b000000, moved<-16 - AT>(word) & 255 | 0x4b000000};
       const float by = low_float<BFLOAT>(scale), plus = low_float<BFLOAT>(shift);
@@ -117,7 +122,8 @@ template <int MODE, bool BFLOAT, typename T, typename S> struct Group {
   }
 };
 
-// Eight numbers of a token in the order in which ``make_eight`` makes those of a weight.
+// Eight numbers of a token, in the order of those that ``make_eight`` makes of a weight: the two
+// codes of a pair are 16 bits apart.
 template <int BITS> __device__ inline uint4 in_order(const uint4& t) {
   const auto low = [](unsigned a, unsigned b) { return a & 0xffff | b << 16; };
   const auto high = [](unsigned a, unsigned b) { return a >> 16 | b & 0xffff0000; };
@@ -232,9 +238,9 @@ struct Product {
     }
   }
 
-  // Writes the products of tokens [start, last) with 16 * ROWS rows of an expert from ``column`` on.
-  // The warps' parts are added in shared memory, which has a float4 for each thread, row of tiles
-  // and tile.
+  // Writes the products of at most 8 * TILES tokens [start, last) with 16 * ROWS rows of an expert
+  // from ``column`` on. The warps' parts are added in shared memory, which has a float4 for each
+  // thread, row of tiles and tile.
   template <int TILES, typename Tokens>
   __device__ inline void write(
       float4* shared, const Tokens& tokens, int expert, int column, int start, int last) const {
@@ -292,6 +298,6 @@ struct Product {
   }
 };
 
-// The type of a weight's scales: integers stand for small floats.
+// The type of scales: the bytes of e8m0 or e4m3, unless they have the tokens' type.
 template <int MODE, typename T> struct Scale { typedef unsigned char Type; };
 template <typename T> struct Scale<AFFINE, T> { typedef T Type; };
