@@ -1,9 +1,9 @@
 """Mixtures of experts on CUDA: the tokens of each expert are multiplied with its weights at once.
 
-mlx-lm's layers sort a step's tokens by expert from 64 pairs of a token and an expert on. MLX's
-product of sorted tokens takes five times as long as ``grouped``'s kernel, and MLX 0.32.4 computes
-it wrong for weights that are not quantized (seen on an H200 with bfloat16). Of fewer pairs it reads
-the weights of an expert once for each.
+A pair is a token and one of its experts. mlx-lm's layers sort the pairs of a step by expert if
+there are at least 64. MLX's product of sorted pairs takes five times as long as ``grouped``'s
+kernel, and MLX 0.32.4 computes it wrong for weights that are not quantized (seen on an H200 with
+bfloat16). Its product of unsorted pairs reads an expert's weights once for each pair.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from chairlift.engine.model.trials.trial import Trial, within_largest
 
 log = logging.getLogger(__name__)
 
-# The fewest pairs of a token and an expert, not sorted, for which the kernel is used. On an H100,
-# an MLP of gpt-oss's shape (32 experts, mxfp4) took as long as with MLX's products for 16 pairs,
-# and 64 percent of that for 32.
+# The fewest unsorted pairs for which the kernel is used. On an H100, an MLP of gpt-oss's shape (32
+# experts, mxfp4) took as long as with MLX's products for 16 pairs, and 64 percent of that for 32.
 MIN_LISTED = 17
 _TRIAL = Trial(
     within_largest(0.02),
@@ -54,7 +53,7 @@ class ExpertProduct:
         if x.dtype != self._weights.dtype or x.ndim != indices.ndim + 2 or x.shape[-2] != 1:
             return None
         if are_sorted:
-            fits = x.shape[:-2] == indices.shape
+            fits = x.shape[:-2] == indices.shape and indices.size > 0
         else:
             alike = x.shape[:-2] in (indices.shape, (*indices.shape[:-1], 1))
             fits = alike and MIN_LISTED <= indices.size <= MAX_LISTED

@@ -1,8 +1,8 @@
 """Products of tokens with the weights of their experts, plain or quantized, in one kernel.
 
-Few tokens of each expert read all its weights, so such a product should take as long as reading
-them once. MLX's own takes several times as long from a few tokens on. A layer without experts
-counts as one.
+With few tokens for each expert, reading the weights takes most of the time, so the kernel reads
+them once for all tokens. MLX's own product takes several times as long from a few tokens on. A
+layer without experts is treated as one with a single expert.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from chairlift.engine.cuda.source import included, launch_bounds
 
 # Rows of a weight that a block multiplies.
 _ROWS = 32
-# An H200's. The numbers of warps were measured on an H100, which has as many.
+# Streaming multiprocessors of an H100 or H200. The numbers of warps were measured on an H100.
 _PROCESSORS = 132
 # The most pairs of a token and an expert that a block lists.
 MAX_LISTED = 64
@@ -112,7 +112,8 @@ def grouped_product(
     one = count == 1 and not listed
     pairs = len(x) if one else len(experts)
     few = pairs <= 8 * max(count, 2)
-    # Small floats times their scale exceed float16's range, so that threads need floats for them.
+    # Most small floats times their scale are computed in float32 if tokens are float16, because
+    # scales exceed float16's range. That takes more registers.
     light = few and (x.dtype == mx.bfloat16 or weights.mode == "affine")
     width = weights.inputs * (weights.bits or 16) // 8
     warps, blocks = block_of(outputs // _ROWS * min(count, pairs), width, light, not weights.bits)
@@ -143,14 +144,15 @@ def grouped_product(
 def block_of(blocks: int, width: int, light: bool, plain: bool) -> tuple[int, int]:
     """The warps of a block, and how many blocks a processor has registers for.
 
-    The warps of a block share the rows of its weight, so that fewer have more to do before their
-    sums are added. But all blocks' warps should fill the processors.
+    The warps of a block divide the inputs, and their sums are added at the end, which takes longer
+    for more warps. But the warps of all blocks together should fill the processors.
 
     Args:
         blocks: of the product.
         width: of a row of the weight in bytes.
         light: whether a thread needs few registers.
-        plain: whether the weights are not quantized. More warps then read more of a row at once.
+        plain: whether the weights are not quantized. Their rows are longer, so that more warps read
+            more of a row at once.
     """
     most = 16 if light else 10  # warps of a processor
     least = 4 if plain else 2

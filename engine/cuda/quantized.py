@@ -2,8 +2,8 @@
 
 MLX's product reads the packed weight, which is the fastest way for one token. For tens of tokens
 it takes up to 27 times as long as one of bfloat16 weights (measured on an H200 with 4 bits). So
-the weights are dequantized once if memory allows; otherwise ``grouped``'s kernel reads them for
-some tokens, and many tokens dequantize them within the step.
+several tokens are multiplied by ``grouped``'s kernel, and many with dequantized weights: kept ones
+if memory allows, else they are dequantized within the step.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from chairlift.engine.model.trials.trial import Trial, within_largest
 
 log = logging.getLogger(__name__)
 
-# The most tokens for which the kernel is used instead of dequantizing. On an H200 it took a third
-# of the time for 32 tokens; where the two cross is an estimate from there, not measured.
+# The most tokens for which the kernel is used instead of dequantizing within the step. On an H200
+# it took a third of the time for 32 tokens; where the two cross is an estimate from there, not
+# measured.
 MAX_TOKENS = 128
-# The same by the bits of the weights, instead of multiplying with weights that are dequantized.
+# The most tokens for which it is used if dequantized weights are kept, by the bits of the weights.
 FEW_TOKENS = {4: 32, 8: 16}
 # Share of the memory beside the weights that dequantized weights may take.
 SHARE = 0.25
@@ -110,9 +111,10 @@ class QuantizedWeight:
 
     def _reads_packed(self, x: mx.array) -> bool:
         """Whether the kernel multiplies ``x``."""
+        if not self._has_kernel or x.dtype != self.dtype:
+            return False
         most = MAX_TOKENS if self._dequantized is None else FEW_TOKENS[self.stacked.bits]
-        tokens = x.size // x.shape[-1]
-        return self._has_kernel and 0 < tokens <= most and x.dtype == self.stacked.dtype
+        return 0 < x.size <= most * x.shape[-1]
 
     def _dequantize(self) -> mx.array:
         weight, scales, biases = self._arrays

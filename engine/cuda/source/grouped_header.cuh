@@ -1,13 +1,13 @@
 // CUDA source of products of few tokens with the weights of their experts; see ``grouped``. ``ptx``
 // comes before it.
 //
-// A warp multiplies 16 * ROWS rows of a weight with up to 8 * MOST tokens on tensor cores. Weight
-// rows and tokens are read as they lie in memory, 16 bytes a lane: the lanes of a quad take other
-// numbers of a row than the instruction says, but the same ones of a weight row and of a token, so
-// that the sum is the same. The warps of a block each take a part of the rows' numbers.
+// A block multiplies 16 * ROWS rows of a weight with up to 8 * MOST tokens on tensor cores; each of
+// its warps sums over a part of the inputs. A lane reads 16 bytes of a weight row at a time, which
+// are not the inputs that the tensor cores expect in that lane. The result is right because each
+// lane takes the same inputs of the weight rows and of the tokens: a sum may be in any order.
 
-// The first of the ascending numbers that is not below a bound. The lanes of a warp look at 32
-// places at a time.
+// The place of the first of the ascending numbers that is not below a bound: a search in which the
+// lanes of a warp compare 32 places at a time.
 template <typename I> __device__ inline int first_from(const I* numbers, int count, int bound) {
   int low = 0, high = count;
   while (low < high) {
@@ -21,20 +21,22 @@ template <typename I> __device__ inline int first_from(const I* numbers, int cou
   return low;
 }
 
-// The tokens of an expert, if all tokens are sorted by expert.
+// The pairs of an expert, if all pairs are sorted by expert: pair n reads row n of the tokens and
+// writes row n of the products.
 struct Sorted {
   __device__ inline int read(int n) const { return n; }
   __device__ inline int written(int n) const { return n; }
 };
 
-// The tokens of an expert, from a list of its pairs; ``each`` pairs after one another read one token.
+// The pairs of an expert, from a list. Each token has ``each`` pairs, one after the other.
 struct Listed {
   const int* pairs;
   int each;
   __device__ inline int read(int n) const { return pairs[n] / each; }
   __device__ inline int written(int n) const { return pairs[n]; }
 
-  // Lists the pairs with the expert of one pair, if that is the first of them; returns how many.
+  // Lists all pairs with the expert of pair ``one``, and returns their number; 0 if ``one`` is
+  // not the first, whose block computes them all. Each warp writes the same list.
   template <typename I> __device__ static int list(int* to, const I* experts, int count, int one) {
     const int lane = threadIdx.x % 32;
     int found = 0;
@@ -54,16 +56,17 @@ struct Listed {
 // (e2m1) or 8 (e4m3) with a scale, which is a power of two (e8m0) or a float of 8 bits (NVFP4).
 enum Mode { AFFINE, MXFP4, MXFP8, NVFP4 };
 
-// The bits of a word, moved left (or right, if negative).
+// Shifts a word left, or right if BY is negative.
 template <int BY> __device__ inline unsigned moved(unsigned word) {
   if constexpr (BY >= 0) return word << BY; else return word >> -BY;
 }
 
 // The floats of two codes of a word as a pair; the first code begins at bit AT, the second 16 bits
-// later.
+// later. NOTE: the codes of e4m3 that are NaN become 480; MLX's quantization makes none.
 template <bool BFLOAT, int BITS, int AT> __device__ inline unsigned float_pair(unsigned word) {
-  // The code's bits are moved to the last of the exponent and the first of the fraction. That is
-  // the float divided by a power of two, because the exponent's bias is larger.
+  // A code's exponent and fraction are moved to the lowest bits of the wider exponent and the
+  // highest of the wider fraction. As the wider exponent has a larger bias, this is the float
+  // divided by POWER; it is subnormal if the code is.
   constexpr int LEFT = (BFLOAT ? 7 : 10) - (BITS == 4 ? 1 : 3) - AT;
   constexpr unsigned SIZE = (1u << (BITS - 1)) - 1 << LEFT + AT;
   constexpr unsigned POWER = BITS == 4 ? BFLOAT ? 0x7e80 : 0x7400 : BFLOAT ? 0x7b80 : 0x5c00;
@@ -72,11 +75,11 @@ template <bool BFLOAT, int BITS, int AT> __device__ inline unsigned float_pair(u
   return pair_product<BFLOAT>(sizes | signs, twice(POWER));
 }
 
-// The scale and the bias of a group of a weight's numbers.
+// The scale and the bias of a group of quantized numbers, as MLX calls numbers with one scale.
 template <int MODE, bool BFLOAT, typename T, typename S> struct Group {
-  // Powers of two exceed float16.
+  // Whether scale and codes are bfloat16: powers of two (e8m0) exceed float16's range.
   static constexpr bool WIDE = BFLOAT || MODE == MXFP4 || MODE == MXFP8;
-  unsigned scale, shift;  // each as a pair; bfloat16 if WIDE
+  unsigned scale, shift;  // each twice, as a pair
 
   // If not ``real``, all numbers become zero.
   __device__ inline Group(S of, T plus, bool real) {
@@ -87,6 +90,7 @@ template <int MODE, bool BFLOAT, typename T, typename S> struct Group {
     } else if constexpr (MODE == NVFP4) {
       scale = float_pair<BFLOAT, 8, 0>(twice(of));
     } else {
+      // bfloat16 has the same exponent, but 2 ** -127 (code 0) is subnormal.
       scale = twice(of ? static_cast<unsigned>(of) << 7 : 64u);
     }
     if (!real) scale = 0;
@@ -100,13 +104,14 @@ template <int MODE, bool BFLOAT, typename T, typename S> struct Group {
       const float by = low_float<WIDE>(scale);
       return rounded<BFLOAT>(low_float<WIDE>(exact) * by, high_float<WIDE>(exact) * by);
     } else if constexpr (BITS == 4) {
-      // 128 plus the code, or 1,024: the code is the last bits of the fraction.
+      // The lowest bits of a fraction are the code, so that the float is 128 (1,024 in float16)
+      // plus the code.
       constexpr unsigned BASE = BFLOAT ? 0x4300 : 0x6400;
       const unsigned codes = moved<-AT>(word) & twice(15) | twice(BASE);
       const unsigned exact = pair_sum<BFLOAT>(codes, twice(BASE | 0x8000));
       return pair_fma<BFLOAT>(exact, scale, shift);
     } else {
-      // 2 ** 23 plus the code. Converting an integer takes four times as long.
+      // The same in float32, with 2 ** 23. Converting an integer takes four times as long.
       const unsigned bits[2] = {
           moved<-AT>(word) & 255 | 0x4b000000, moved<-16 - AT>(word) & 255 | 0x4b000000};
       const float by = low_float<BFLOAT>(scale), plus = low_float<BFLOAT>(shift);
@@ -117,7 +122,8 @@ template <int MODE, bool BFLOAT, typename T, typename S> struct Group {
   }
 };
 
-// Eight numbers of a token in the order in which ``make_eight`` makes those of a weight.
+// Eight numbers of a token, in the order of those that ``make_eight`` makes of a weight: the two
+// codes of a pair are 16 bits apart.
 template <int BITS> __device__ inline uint4 in_order(const uint4& t) {
   const auto low = [](unsigned a, unsigned b) { return a & 0xffff | b << 16; };
   const auto high = [](unsigned a, unsigned b) { return a >> 16 | b & 0xffff0000; };
@@ -129,10 +135,10 @@ template <int BITS> __device__ inline uint4 in_order(const uint4& t) {
 // What a lane reads of a weight at a time: 16 bytes of each of its rows, with their scales.
 template <int MODE, int BITS, int GROUP, int ROWS, typename T, typename S> struct Piece {
   static constexpr int EACH = BITS ? 128 / BITS : 8;  // numbers in 16 bytes
-  static constexpr int SCALES = BITS == 0 ? 0 : EACH > GROUP ? EACH / GROUP : 1;
+  static constexpr int SCALES = BITS && EACH > GROUP ? EACH / GROUP : 1;
   uint4 words[ROWS][2];
-  S scale[ROWS][2][SCALES ? SCALES : 1];
-  T shift[ROWS][2][SCALES ? SCALES : 1];
+  S scale[ROWS][2][SCALES];
+  T shift[ROWS][2][SCALES];
 
   // Reads of a row and of each eighth row after it. The pointers are the row's; ``piece`` counts 16
   // bytes.
@@ -144,6 +150,7 @@ template <int MODE, int BITS, int GROUP, int ROWS, typename T, typename S> struc
       for (int half = 0; half < 2; ++half) {
         const int row = r * 16 + half * 8;
         words[r][half] = weight[row * (inputs / EACH) + piece];
+        if constexpr (BITS == 0) continue;
         #pragma unroll
         for (int i = 0; i < SCALES; ++i) {
           const int place = row * (inputs / GROUP) + piece * EACH / GROUP + i;
@@ -152,123 +159,145 @@ template <int MODE, int BITS, int GROUP, int ROWS, typename T, typename S> struc
         }
       }
   }
+
+  // Makes the eight numbers from N on of one of the rows, in pairs; all zero if not ``real``.
+  template <bool BFLOAT>
+  __device__ inline void make_eight(unsigned (&to)[4], int r, int half, int n, bool real) const {
+    const unsigned* word = reinterpret_cast<const unsigned*>(&words[r][half]) + n * BITS / 32;
+    if constexpr (BITS == 0) {
+      #pragma unroll
+      for (int i = 0; i < 4; ++i) to[i] = word[i];
+    } else {
+      constexpr int SECOND = BITS == 4 ? 0 : 1, AT = BITS == 4 ? 8 : 0;
+      const int group = n / GROUP;
+      const Group<MODE, BFLOAT, T, S> own(scale[r][half][group], shift[r][half][group], real);
+      to[0] = own.template numbers<BITS, 0>(word[0]);
+      to[1] = own.template numbers<BITS, BITS>(word[0]);
+      to[2] = own.template numbers<BITS, AT>(word[SECOND]);
+      to[3] = own.template numbers<BITS, AT + BITS>(word[SECOND]);
+    }
+  }
 };
 
-// Makes eight numbers of a weight from the words that hold them, in pairs; all zero if not ``real``.
-template <int MODE, bool BFLOAT, int BITS, typename T, typename S>
-__device__ inline void make_eight(
-    unsigned (&to)[4], const unsigned* word, S scale, T shift, bool real) {
-  if constexpr (BITS == 0) {
-    #pragma unroll
-    for (int i = 0; i < 4; ++i) to[i] = word[i];
-  } else {
-    constexpr int SECOND = BITS == 4 ? 0 : 1, AT = BITS == 4 ? 8 : 0;
-    const Group<MODE, BFLOAT, T, S> own(scale, shift, real);
-    to[0] = own.template numbers<BITS, 0>(word[0]);
-    to[1] = own.template numbers<BITS, BITS>(word[0]);
-    to[2] = own.template numbers<BITS, AT>(word[SECOND]);
-    to[3] = own.template numbers<BITS, AT + BITS>(word[SECOND]);
-  }
-}
-
-// Adds a warp's part of the product of weight rows [at, at + 16 * ROWS) and tokens [start, last).
+// The weights of the experts, tokens and products; what all blocks of a launch have in common.
 template <
-    int MODE, bool BFLOAT, int BITS, int GROUP, int WARPS, int ROWS, int TILES, typename T,
-    typename S, typename Tokens>
-__device__ inline void add_part(
-    float (&sum)[ROWS][TILES][4], int inputs, const T* x, const void* weight, const S* scales,
-    const T* biases, const Tokens& tokens, long at, int start, int last) {
+    int MODE, bool BFLOAT, int BITS, int GROUP, int WARPS, int ROWS, typename T, typename S>
+struct Product {
   typedef Piece<MODE, BITS, GROUP, ROWS, T, S> Own;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = lane / 4, quad = lane % 4;
-  const int pieces = inputs / Own::EACH;
-  const T* from[TILES];
-  #pragma unroll
-  for (int t = 0; t < TILES; ++t)
-    from[t] = x + (long)tokens.read(min(start + t * 8 + group, last - 1)) * inputs;
-  // The last lanes of a row whose pieces are no multiple of four read a piece again, times zero.
-  const auto place = [&](int k) { return min(k + quad, pieces - 1); };
-  const long groups = inputs / GROUP;
-  const uint4* words = reinterpret_cast<const uint4*>(weight) + (at + group) * pieces;
-  scales += (at + group) * groups;
-  biases += (at + group) * groups;
-  const auto load = [&](Own& to, int k) {
-    if (k < pieces) to.load(words, scales, biases, inputs, place(k));
-  };
-  Own next[1];  // the compiler copies a struct that is no array through memory
-  load(next[0], 4 * warp);
-  for (int k = 4 * warp; k < pieces; k += 4 * WARPS) {
-    const Own own = next[0];
-    load(next[0], k + 4 * WARPS);
-    const bool real = k + quad < pieces;
-    const int first = place(k) * Own::EACH;
+  int inputs, outputs;
+  const T* x;
+  const void* weight;
+  const S* scales;
+  const T *biases, *bias;
+  T* out;
+
+  // Adds a warp's part of the product of weight rows [at, at + 16 * ROWS) and tokens [start, last).
+  template <int TILES, typename Tokens>
+  __device__ inline void add_part(
+      float (&sum)[ROWS][TILES][4], const Tokens& tokens, long at, int start, int last) const {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = lane / 4, quad = lane % 4;
+    const int pieces = inputs / Own::EACH;
+    const T* from[TILES];
     #pragma unroll
-    for (int n = 0; n < Own::EACH; n += 8) {  // eight numbers of each row and token
-      unsigned made[ROWS][2][4];
+    for (int t = 0; t < TILES; ++t)
+      from[t] = x + (long)tokens.read(min(start + t * 8 + group, last - 1)) * inputs;
+    // The last lanes of a row whose pieces are no multiple of four read its last piece again, and
+    // multiply with zeros.
+    const auto place = [&](int k) { return min(k + quad, pieces - 1); };
+    const uint4* words = reinterpret_cast<const uint4*>(weight) + (at + group) * pieces;
+    const long first_group = (at + group) * (inputs / GROUP);
+    const auto load = [&](Own& to, int k) {
+      if (k < pieces) to.load(words, scales + first_group, biases + first_group, inputs, place(k));
+    };
+    Own next[1];  // NOTE: the compiler copies a struct outside of an array through memory
+    load(next[0], 4 * warp);
+    for (int k = 4 * warp; k < pieces; k += 4 * WARPS) {
+      const Own own = next[0];
+      load(next[0], k + 4 * WARPS);  // while this piece is multiplied
+      const bool real = k + quad < pieces;
+      const int first = place(k) * Own::EACH;
       #pragma unroll
-      for (int r = 0; r < ROWS; ++r)
+      for (int n = 0; n < Own::EACH; n += 8) {  // eight numbers of each row and token
+        unsigned made[ROWS][2][4];
         #pragma unroll
-        for (int half = 0; half < 2; ++half)
-          make_eight<MODE, BFLOAT, BITS>(
-              made[r][half],
-              reinterpret_cast<const unsigned*>(&own.words[r][half]) + n * BITS / 32,
-              own.scale[r][half][n / GROUP], own.shift[r][half][n / GROUP], real);
-      #pragma unroll
-      for (int t = 0; t < TILES; ++t) {
-        const uint4 token = in_order<BITS>(*reinterpret_cast<const uint4*>(from[t] + first + n));
+        for (int r = 0; r < ROWS; ++r)
+          #pragma unroll
+          for (int half = 0; half < 2; ++half)
+            own.template make_eight<BFLOAT>(made[r][half], r, half, n, real);
         #pragma unroll
-        for (int r = 0; r < ROWS; ++r) {
-          const auto &low = made[r][0], &high = made[r][1];
-          multiply<BFLOAT>(sum[r][t], {low[0], high[0], low[1], high[1]}, token.x, token.y);
-          multiply<BFLOAT>(sum[r][t], {low[2], high[2], low[3], high[3]}, token.z, token.w);
+        for (int t = 0; t < TILES; ++t) {
+          const uint4 token = in_order<BITS>(*reinterpret_cast<const uint4*>(from[t] + first + n));
+          #pragma unroll
+          for (int r = 0; r < ROWS; ++r) {
+            const auto &low = made[r][0], &high = made[r][1];
+            multiply<BFLOAT>(sum[r][t], {low[0], high[0], low[1], high[1]}, token.x, token.y);
+            multiply<BFLOAT>(sum[r][t], {low[2], high[2], low[3], high[3]}, token.z, token.w);
+          }
         }
       }
     }
   }
-}
 
-// The product of a block: the warps' parts are added in shared memory, which has a float4 for each
-// thread, row of tiles and tile.
-template <
-    int MODE, bool BFLOAT, int BITS, int GROUP, int WARPS, int ROWS, int TILES, typename T,
-    typename S, typename Tokens>
-__device__ inline void product(
-    float4* shared, int inputs, int outputs, const T* x, const void* weight, const S* scales,
-    const T* biases, const T* bias, T* out, const Tokens& tokens, int expert, int column,
-    int start, int last) {
-  float sum[ROWS][TILES][4] = {};
-  add_part<MODE, BFLOAT, BITS, GROUP, WARPS, ROWS, TILES>(
-      sum, inputs, x, weight, scales, biases, tokens, (long)expert * outputs + column, start, last);
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = lane / 4, quad = lane % 4;
-  __syncthreads();  // no warp needs the sums of earlier tokens
-  #pragma unroll
-  for (int r = 0; r < ROWS; ++r)
+  // Writes the products of at most 8 * TILES tokens [start, last) with 16 * ROWS rows of an expert
+  // from ``column`` on. The warps' parts are added in shared memory, which has a float4 for each
+  // thread, row of tiles and tile.
+  template <int TILES, typename Tokens>
+  __device__ inline void write(
+      float4* shared, const Tokens& tokens, int expert, int column, int start, int last) const {
+    float sum[ROWS][TILES][4] = {};
+    add_part<TILES>(sum, tokens, (long)expert * outputs + column, start, last);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = lane / 4, quad = lane % 4;
+    __syncthreads();  // no warp needs the sums of earlier tokens
     #pragma unroll
-    for (int t = 0; t < TILES; ++t)
-      shared[(r * TILES + t) * WARPS * 32 + threadIdx.x] =
-          float4{sum[r][t][0], sum[r][t][1], sum[r][t][2], sum[r][t][3]};
-  __syncthreads();
-  #pragma unroll
-  for (int tile = 0; tile < ROWS * TILES; ++tile) {
-    if (tile % WARPS != warp) continue;
-    float4 all = shared[tile * WARPS * 32 + lane];
+    for (int r = 0; r < ROWS; ++r)
+      #pragma unroll
+      for (int t = 0; t < TILES; ++t)
+        shared[(r * TILES + t) * WARPS * 32 + threadIdx.x] =
+            float4{sum[r][t][0], sum[r][t][1], sum[r][t][2], sum[r][t][3]};
+    __syncthreads();
     #pragma unroll
-    for (int w = 1; w < WARPS; ++w) {
-      const float4 more = shared[(tile * WARPS + w) * 32 + lane];
-      all.x += more.x; all.y += more.y; all.z += more.z; all.w += more.w;
-    }
-    const int row = column + tile / TILES * 16 + group;
-    const float low = bias ? static_cast<float>(bias[(long)expert * outputs + row]) : 0.f;
-    const float high = bias ? static_cast<float>(bias[(long)expert * outputs + row + 8]) : 0.f;
-    const int token = start + tile % TILES * 8 + 2 * quad;
-    if (token < last) {
-      T* to = out + (long)tokens.written(token) * outputs + row;
-      to[0] = T(all.x + low);
-      to[8] = T(all.z + high);
-    }
-    if (token + 1 < last) {
-      T* to = out + (long)tokens.written(token + 1) * outputs + row;
-      to[0] = T(all.y + low);
-      to[8] = T(all.w + high);
+    for (int tile = 0; tile < ROWS * TILES; ++tile) {
+      if (tile % WARPS != warp) continue;
+      float4 all = shared[tile * WARPS * 32 + lane];
+      #pragma unroll
+      for (int w = 1; w < WARPS; ++w) {
+        const float4 more = shared[(tile * WARPS + w) * 32 + lane];
+        all.x += more.x; all.y += more.y; all.z += more.z; all.w += more.w;
+      }
+      const int row = column + tile / TILES * 16 + group;
+      const float low = bias ? static_cast<float>(bias[(long)expert * outputs + row]) : 0.f;
+      const float high = bias ? static_cast<float>(bias[(long)expert * outputs + row + 8]) : 0.f;
+      const int token = start + tile % TILES * 8 + 2 * quad;
+      if (token < last) {
+        T* to = out + (long)tokens.written(token) * outputs + row;
+        to[0] = T(all.x + low);
+        to[8] = T(all.z + high);
+      }
+      if (token + 1 < last) {
+        T* to = out + (long)tokens.written(token + 1) * outputs + row;
+        to[0] = T(all.y + low);
+        to[8] = T(all.w + high);
+      }
     }
   }
-}
+
+  // Writes the products of all tokens [start, last) of an expert, up to 8 * MOST at a time.
+  template <int MOST, typename Tokens>
+  __device__ inline void write_all(
+      float4* shared, const Tokens& tokens, int expert, int column, int start, int last) const {
+    while (start < last) {
+      const auto some = [&](auto tiles) {
+        constexpr int TILES = decltype(tiles)::value;
+        write<TILES>(shared, tokens, expert, column, start, last);
+        start += 8 * TILES;
+      };
+      if (last - start <= 8) some(Constant<1>{});
+      else if (last - start <= 16 || MOST == 2) some(Constant<2>{});
+      else some(Constant<MOST>{});
+    }
+  }
+};
+
+// The type of scales: the bytes of e8m0 or e4m3, unless they have the tokens' type.
+template <int MODE, typename T> struct Scale { typedef unsigned char Type; };
+template <typename T> struct Scale<AFFINE, T> { typedef T Type; };

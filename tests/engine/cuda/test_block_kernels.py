@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from support.engine.on_cuda import split_heads as expected_heads
 
 from chairlift.engine.cuda import grouped, heads, low_rank
-from chairlift.engine.cuda.grouped import FORMS, Weights, grouped_product
+from chairlift.engine.cuda.grouped import FORMS, Weights, grouped_product, quantize
 from chairlift.engine.cuda.heads import HeadNorms, Heads, split_heads, swiglu
 from chairlift.engine.cuda.low_rank import add_low_rank
 
@@ -111,37 +111,57 @@ def test_products_of_adapters_are_added(
         _assert_close(actual, mx.stack(rows), dtype)
 
 
+class Quantized(NamedTuple):
+    """How weights are quantized; 0 bits: they are not."""
+
+    bits: int
+    group: int
+    mode: str = "affine"
+
+
+QUANTIZATIONS = [
+    Quantized(0, 0),
+    *(Quantized(bits, group) for bits in (4, 8) for group in (32, 64, 128)),
+    *(Quantized(*FORMS[mode], mode) for mode in FORMS),
+]
+INDEX_TYPES = (mx.uint32, mx.int32, mx.int64)
+
+
 def _check_products(
     counts: Sequence[int],
-    bits: int,
-    group: int,
+    form: Quantized,
     dtype: mx.Dtype,
+    *,
     with_bias: bool = True,
     backwards: bool = False,
     inputs: int = INPUTS,
-    mode: str = "affine",
     listed: bool = False,
     each: int = 1,
+    index_type: mx.Dtype = mx.uint32,
+    with_nan: bool = False,
 ) -> None:
-    """Asserts the product of so many tokens of each expert; ``each`` pairs have the same token."""
+    """Asserts the products of so many pairs of each expert.
+
+    Args:
+        each: pairs of a token, if ``listed``.
+        with_nan: a token is NaN; that must change no other token's product.
+    """
     keys = mx.random.split(mx.random.key(sum(counts)), 3)
     shape = (len(counts), OUTPUTS, inputs)
     plain = mx.random.normal(shape, dtype, scale=inputs**-0.5, key=keys[0])
     bias = mx.random.normal(shape[:2], dtype, key=keys[1]) if with_bias else None
     weights = Weights(plain, bias=bias)
-    if mode != "affine":
-        packed, scales = mx.quantize(plain, mode=mode)
-        weights = Weights(packed, scales, None, bits, group, bias, mode, dtype)
-        plain = mx.dequantize(packed, scales, mode=mode, dtype=dtype)
-    elif bits:
-        packed, scales, biases = mx.quantize(plain, group, bits)
-        weights = Weights(packed, scales, biases, bits, group, bias)
+    if form.bits:
+        weights, plain = quantize(plain, *form, bias)
+    if weights.biases is not None:
         # Rounded once, as the kernel does it.
-        exact = (array.astype(mx.float32) for array in (scales, biases))
-        plain = mx.dequantize(packed, *exact, group, bits).astype(dtype)
+        exact = (array.astype(mx.float32) for array in (weights.scales, weights.biases))
+        plain = mx.dequantize(weights.weight, *exact, form.group, form.bits).astype(dtype)
     assert weights.are_fit
     x = mx.random.normal((sum(counts) // each, inputs), dtype, key=keys[2])
-    own = mx.array(np.repeat(np.arange(len(counts)), counts).astype(np.uint32))
+    if with_nan:
+        x[len(x) // 2] = mx.nan
+    own = mx.array(np.repeat(np.arange(len(counts)), counts)).astype(index_type)
     if listed:
         own = mx.random.permutation(own, key=keys[2])
     with emulated(grouped, backwards):
@@ -152,7 +172,7 @@ def _check_products(
     if bias is not None:
         expected += bias[own]
     assert actual.dtype == dtype
-    assert mx.allclose(actual, expected, rtol=0.01, atol=0.005).item()
+    assert mx.allclose(actual, expected, rtol=0.01, atol=0.005, equal_nan=True).item()
 
 
 @pytest.mark.slow
@@ -163,8 +183,9 @@ def test_each_token_gets_the_product_of_its_expert(
     counts: list[int], bits: int, group: int, dtype: mx.Dtype
 ) -> None:
     """A single expert, experts without tokens, and tokens that do not fill a tile."""
+    form = Quantized(bits, group)
     for backwards in (False, True):
-        _check_products(counts, bits, group, dtype, with_bias=len(counts) > 1, backwards=backwards)
+        _check_products(counts, form, dtype, with_bias=len(counts) > 1, backwards=backwards)
 
 
 @pytest.mark.slow
@@ -175,58 +196,111 @@ def test_weights_of_small_floats_and_rows_of_any_length(
     mode: str, inputs: int, dtype: mx.Dtype
 ) -> None:
     """Also rows whose length is no multiple of what a warp reads at once, as gpt-oss has."""
-    bits, group = FORMS.get(mode, (4, 32))
+    form = Quantized(*FORMS.get(mode, (4, 32)), mode)
     for backwards in (False, True):
-        _check_products([9, 0, 20, 1], bits, group, dtype, True, backwards, inputs, mode)
-    _check_products([5], bits, group, dtype, False, False, inputs, mode)
+        _check_products([9, 0, 20, 1], form, dtype, backwards=backwards, inputs=inputs)
+    _check_products([5], form, dtype, with_bias=False, inputs=inputs)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("bits", "group", "mode"), [(0, 0, "affine"), (4, 32, "mxfp4")])
+@pytest.mark.parametrize("form", [Quantized(0, 0), Quantized(4, 32, "mxfp4")])
 @pytest.mark.parametrize(
     ("counts", "each"),
     [([1, 0], 1), ([1, 1, 2], 4), ([0, 33, 0, 1, 2], 2), ([64], 8), ([20, 0, 43], 3)],
     ids=str,
 )
-def test_few_pairs_are_in_any_order(
-    counts: list[int], each: int, bits: int, group: int, mode: str
-) -> None:
+def test_few_pairs_are_in_any_order(counts: list[int], each: int, form: Quantized) -> None:
     """Also one expert, and pairs in more than one of a warp's lists."""
-    options: dict[str, Any] = {"mode": mode, "listed": True, "each": each}
     for backwards in (False, True):
-        _check_products(counts, bits, group, mx.bfloat16, True, backwards, **options)
+        _check_products(counts, form, mx.bfloat16, backwards=backwards, listed=True, each=each)
+
+
+@pytest.mark.slow
+@given(
+    form=st.sampled_from(QUANTIZATIONS),
+    dtype=st.sampled_from([mx.bfloat16, mx.float16]),
+    counts=st.lists(st.integers(0, 70), min_size=1, max_size=5).filter(any),
+    index_type=st.sampled_from(INDEX_TYPES),
+    length=st.integers(1, 7),
+    backwards=st.booleans(),
+)
+@settings(max_examples=30, deadline=None)
+def test_any_sorted_tokens(
+    form: Quantized,
+    dtype: mx.Dtype,
+    counts: list[int],
+    index_type: mx.Dtype,
+    length: int,
+    backwards: bool,
+) -> None:
+    """Every quantization, rows of any length, and a token that is NaN beside others."""
+    _check_products(
+        *(counts, form, dtype),
+        inputs=length * max(form.group, 32),
+        backwards=backwards,
+        index_type=index_type,
+        with_nan=True,
+    )
+
+
+@pytest.mark.slow
+@given(
+    form=st.sampled_from(QUANTIZATIONS),
+    dtype=st.sampled_from([mx.bfloat16, mx.float16]),
+    tokens=st.integers(1, 16),
+    each=st.integers(1, 4),
+    data=st.data(),
+    length=st.integers(1, 7),
+    backwards=st.booleans(),
+)
+@settings(max_examples=30, deadline=None)
+def test_any_few_tokens(
+    form: Quantized,
+    dtype: mx.Dtype,
+    tokens: int,
+    each: int,
+    data: st.DataObject,
+    length: int,
+    backwards: bool,
+) -> None:
+    """The same for pairs that are not sorted."""
+    pairs = tokens * each
+    own = data.draw(st.lists(st.integers(0, 6), min_size=pairs, max_size=pairs))
+    _check_products(
+        *(np.bincount(own, minlength=1).tolist(), form, dtype),
+        inputs=length * max(form.group, 32),
+        backwards=backwards,
+        listed=True,
+        each=each,
+        index_type=data.draw(st.sampled_from(INDEX_TYPES)),
+        with_nan=True,
+    )
 
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
 @pytest.mark.parametrize("mode", FORMS)
 def test_all_codes_of_small_floats(mode: str, dtype: mx.Dtype) -> None:
-    """Each code of a weight, with scales of all sizes that a model has, is read as MLX reads it."""
+    """Each code of a weight, with each scale, is the number that it means, rounded once."""
     bits, group = FORMS[mode]
-    numbers = np.arange(256, dtype=np.uint8)
-    if mode == "mxfp8":
-        numbers[[127, 255]] = 0  # NaN
-    codes = numbers if bits == 8 else (numbers[::2] & 15) | (numbers[1::2] & 15) << 4
-    packed = mx.array(np.tile(codes, (1, 32, 1)).view(np.uint32))
-    first = 1 if mode == "nvfp4" else 110
-    places = np.arange(32 * 256 // group).reshape(1, 32, -1)
-    scales = mx.array(first + places % 24, mx.uint8)
+    codes = np.arange(256, dtype=np.uint8)
+    if bits == 4:
+        codes = (codes[::2] & 15) | (codes[1::2] & 15) << 4
+    else:
+        codes[[127, 255]] = 0  # NaN
+    packed = mx.array(np.tile(codes, (1, 256, 1)).view(np.uint32))
+    scales = mx.repeat(mx.arange(256, dtype=mx.uint8)[None, :, None], 256 // group, axis=2)
     weights = Weights(packed, scales, None, bits, group, None, mode, dtype)
     assert weights.are_fit
     with emulated(grouped, False):
-        actual = grouped_product(mx.eye(256, dtype=dtype), mx.zeros((1,), mx.uint32), weights)
-    expected = mx.dequantize(packed[0], scales[0], mode=mode, dtype=dtype)
-    assert mx.array_equal(actual.T, expected).item()
-
-
-@pytest.mark.slow
-@given(
-    counts=st.lists(st.integers(0, 70), min_size=1, max_size=5).filter(any),
-    bits=st.sampled_from([0, 4, 8]),
-    backwards=st.booleans(),
-)
-@settings(max_examples=20, deadline=None)
-def test_any_tokens_of_experts(counts: list[int], bits: int, backwards: bool) -> None:
-    _check_products(counts, bits, 64, mx.bfloat16, backwards=backwards)
+        products = grouped_product(mx.eye(256, dtype=dtype), mx.zeros((1,), mx.uint32), weights)
+    exact = mx.dequantize(packed[0], scales[0], mode=mode, dtype=mx.float32)
+    actual, expected = (
+        np.array(array.astype(mx.float32)) for array in (products.T, exact.astype(dtype))
+    )
+    # In a row with an infinite number, all others are multiplied by zeros and that number.
+    rows = np.isfinite(expected).all(axis=1)
+    assert rows.sum() > 128
+    np.testing.assert_array_equal(actual[rows], expected[rows])
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,10 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 import pytest
 from conformance.weights import tiny_model as conformance_model
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.models.switch_layers import SwitchLinear
 from support.engine.on_cuda import kernels
@@ -17,9 +18,9 @@ from support.tiny import TinyKind, tiny_model
 
 from chairlift.engine.cuda import block as cuda_block
 from chairlift.engine.cuda import experts, quantized
-from chairlift.engine.cuda.experts import MIN_LISTED
-from chairlift.engine.cuda.grouped import MAX_LISTED, Weights, block_of
-from chairlift.engine.cuda.quantized import FEW_TOKENS, MAX_TOKENS, QuantizedWeight
+from chairlift.engine.cuda.experts import MIN_LISTED, ExpertProduct
+from chairlift.engine.cuda.grouped import FORMS, MAX_LISTED, Weights, block_of
+from chairlift.engine.cuda.quantized import FEW_TOKENS, MAX_TOKENS
 from chairlift.engine.model import attention
 
 __all__ = ["kernels"]
@@ -83,13 +84,27 @@ def test_every_number_of_tokens_gets_the_dequantized_product(
     )
 
 
-@pytest.mark.parametrize("mode", ["mxfp4", "nvfp4"])
-def test_other_quantizations_are_dequantized_by_their_mode(mode: str) -> None:
-    layer = nn.QuantizedLinear(64, 96, bias=False, mode=mode)
-    product = QuantizedWeight(layer, layer.weight, layer.scales, layer.get("biases"))
-    weight = mx.dequantize(layer.weight, layer.scales, None, mode=mode)
-    x = mx.random.normal((5, 64)).astype(weight.dtype)
-    assert mx.allclose(product(x), x @ weight.T, atol=1e-3).item()
+@pytest.mark.parametrize(
+    ("bits", "group", "mode"),
+    [*((bits, 64, "affine") for bits in (2, 3, 4, 5, 6, 8)), *((*FORMS[m], m) for m in FORMS)],
+)
+@pytest.mark.parametrize("keeps", [True, False])
+def test_weights_without_a_kernel_are_dequantized(
+    bits: int, group: int, mode: str, keeps: bool
+) -> None:
+    """Every quantization of MLX, also of weights that the kernel could never read."""
+    layer = nn.QuantizedLinear(128, 96, bias=False, group_size=group, bits=bits, mode=mode)
+    weight = mx.dequantize(layer.weight, layer.scales, layer.get("biases"), group, bits, mode)
+    model = nn.Sequential(layer)
+    quantized.install(model, [], ROOM if keeps else 0)
+    for tokens in (1, 2, MAX_TOKENS + 1):
+        x = mx.random.normal((tokens, 128)).astype(weight.dtype)
+        expected = x @ weight.T
+        tolerance = 1e-4 if weight.dtype == mx.float32 else 0.03
+        assert mx.allclose(model(x), expected, rtol=tolerance, atol=tolerance).item()
+        y = mx.random.normal((tokens, 96)).astype(weight.dtype)
+        total = layer.product.added(x, y)
+        assert mx.allclose(total, expected + y, rtol=tolerance, atol=tolerance).item()
 
 
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
@@ -161,6 +176,36 @@ def test_a_mixture_of_experts_gives_the_same_tokens(
         assert set(CALLS) == ({count, each * count} if each * count >= MIN_LISTED else set())
     names = [dict(nn.utils.tree_flatten(model.parameters())).keys() for model in models]
     assert names[0] == names[1]
+
+
+@given(
+    shape=st.lists(st.integers(0, 5), max_size=2),
+    each=st.integers(1, 5),
+    shared=st.booleans(),
+    are_sorted=st.booleans(),
+    index_type=st.sampled_from([mx.uint32, mx.int32, mx.int64]),
+)
+@settings(deadline=None)
+def test_pairs_of_any_form_get_the_products_of_their_experts(
+    shape: list[int], each: int, shared: bool, are_sorted: bool, index_type: mx.Dtype
+) -> None:
+    """One row for a token or for each of its pairs, no tokens at all, and views of other arrays."""
+    count, inputs, outputs = 3, 8, 6
+    weights = Weights(mx.random.normal((count, outputs, inputs)))
+    form = (int(np.prod(shape)) * each,) if are_sorted else (*shape, each)
+    indices = mx.random.randint(0, count, form).astype(index_type)
+    indices = mx.sort(indices) if are_sorted else indices
+    rows = (*shape, 1) if shared and not are_sorted else form
+    x = mx.random.normal((*rows, 1, 2 * inputs))[..., ::2]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(experts, "grouped_product", _grouped_product)
+        y = ExpertProduct(weights)(x, indices, are_sorted)
+    pairs = indices.size
+    assert (y is not None) == (pairs > 0 if are_sorted else MIN_LISTED <= pairs <= MAX_LISTED)
+    if y is not None:
+        expected = x @ weights.weight[indices].swapaxes(-1, -2)
+        assert y.shape == (*form, 1, outputs)
+        assert mx.allclose(y, expected, atol=1e-5).item()
 
 
 def test_experts_that_the_kernel_cannot_read_are_never_given_to_mlx_as_sorted(

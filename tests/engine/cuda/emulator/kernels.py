@@ -35,6 +35,7 @@ TYPES = {
     mx.float16: "__half",
     mx.bfloat16: "__nv_bfloat16",
     mx.int32: "int",
+    mx.int64: "long",
     mx.uint32: "unsigned",
     mx.uint8: "unsigned char",
 }
@@ -214,7 +215,8 @@ extern "C" __attribute__((visibility("default"))) int launch(
 def _memory(array: mx.array) -> tuple[int, list[int]]:
     """Address of an evaluated array's own memory, and its strides in elements."""
     wide = np.array(
-        array.view({1: mx.uint8, 2: mx.uint16, 4: mx.uint32}[array.itemsize]), copy=False
+        array.view({1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}[array.itemsize]),
+        copy=False,
     )
     return wide.ctypes.data, [stride // array.itemsize for stride in wide.strides]
 
