@@ -118,9 +118,10 @@ class DialogueChoice(Choice):
             self.tokens += 1
             if output.ended_by_token and position == last:
                 return  # an end token counts as output but has no text
+            pending = 0 if self._state in _UNSCORED else self._splitter.pending_chars
+            self._reply.begin_token(pending)
             scored = None
             if self._queue is not None and output.logprobs is not None:
-                pending = 0 if self._state in _UNSCORED else self._splitter.pending_chars
                 scored = Scored(token, output.logprobs[position], self._reply.read + pending)
             self._add_token(token, scored)
             if self._is_over:

@@ -134,7 +134,8 @@ class Generation:
         if prompt.pooling is not None:
             return VectorChoice(index)
         vocabulary = self.model.vocabulary
-        matcher = StopMatcher(self._stops, request.include_stop_str_in_output)
+        include = request.include_stop_str_in_output
+        matcher = StopMatcher(self._stops, include, request.min_tokens)
         with_logprobs = prompt.params.logprobs is not None
         if (factory := prompt.choice_factory) is not None:
             return factory.new_choice(index, vocabulary.detokenizer, matcher, with_logprobs)

@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from itertools import islice
 from typing import Any, cast
 
 import msgspec
-from aiohttp import web
+from aiohttp import StreamReader, web
 from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
+from aiohttp.http_parser import RawRequestMessage
 
 from chairlift.api.errors import Problem
 from chairlift.engine.logs.redacted_traceback import redacted_traceback
@@ -54,6 +56,8 @@ class Connection(web.RequestHandler):
         self._max_files = max_files
         self._on_rejected = on_rejected
         self._refused = False
+        # The body of the newest request.
+        self._body: StreamReader | None = None
         self._timer: asyncio.TimerHandle | None = None
         # aiohttp forgets its own transport before everything is sent.
         self._wire: asyncio.Transport | None = None
@@ -70,8 +74,16 @@ class Connection(web.RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """Receives data, unless the connection was refused."""
-        if not self._refused:
-            super().data_received(data)
+        if self._refused:
+            return
+        known = len(self._messages)
+        super().data_received(data)
+        for message, body in islice(self._messages, known, None):
+            if isinstance(message, RawRequestMessage):
+                self._body = body
+            elif self._body is not None and not self._body.is_eof():
+                # NOTE: not at once: a reader that was just woken by data would miss the exception.
+                self._event_loop.call_soon(self._fail, self._body)
 
     def pause_writing(self) -> None:
         """Starts the timer of a client that does not read fast enough."""
@@ -122,6 +134,15 @@ class Connection(web.RequestHandler):
         # The rest of a refused body is discarded, and need not be valid.
         level = logging.DEBUG if isinstance(error, web.RequestPayloadError) else logging.ERROR
         logger.log(level, "a connection failed: %s", redacted_traceback(error))
+
+    def _fail(self, body: StreamReader) -> None:
+        """Ends the reading of a body whose chunks are malformed.
+
+        aiohttp reports the error only after the request, which would wait for the rest of its body.
+        """
+        if body.exception() is None:
+            body.set_exception(web.RequestPayloadError("its chunks are malformed"))
+            self._on_rejected("malformed")
 
     def _refuse(self, wire: asyncio.Transport) -> None:
         self._refused = True

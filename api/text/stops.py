@@ -6,6 +6,7 @@ stop string the text ends with, because it must not send that yet.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import deque
 from collections.abc import Sequence
@@ -82,11 +83,19 @@ class StopMatcher:
     The first stop string is the one that begins first; if two begin at the same place, the shorter.
     This does not depend on how the text is split into pieces. Text that may become part of a stop
     string is buffered. ``found`` is the stop string, or None.
+
+    A stop string that ends within the text of the first ``min_tokens`` tokens is ignored, as in
+    vLLM. For this, call ``begin_token`` before the text of every token.
     """
 
-    def __init__(self, stops: Stops, include: bool = False) -> None:
+    def __init__(self, stops: Stops, include: bool = False, min_tokens: int = 0) -> None:
         self._stops = stops
         self._include = include
+        self._min_tokens = min_tokens
+        self._tokens = 0
+        self._read = 0
+        # Stop strings that end within this many characters are ignored.
+        self._ignored: float = math.inf if min_tokens else 0
         self._state = 0
         # Text not returned yet: a possible beginning of a stop string, perhaps after a match that
         # waits for whether an earlier one completes.
@@ -100,6 +109,12 @@ class StopMatcher:
         """Whether a stop string was found."""
         return self.found is not None
 
+    def begin_token(self, pending: int = 0) -> None:
+        """Counts a token; ``pending`` characters before its own have not been fed yet."""
+        self._tokens += 1
+        if self._tokens == self._min_tokens + 1:
+            self._ignored = self._read + pending
+
     def feed(self, piece: str) -> str:
         """Takes the next piece; returns the text that is certain now. Do not call after a stop."""
         stops, state = self._stops, self._state
@@ -107,12 +122,14 @@ class StopMatcher:
             return piece
         text = self._pending + piece
         position = len(self._pending)
+        ignored = self._ignored - self._read + position
+        self._read += len(piece)
         while position < len(text):
             if state == 0 and (position := stops.skip(text, position)) == len(text):
                 break
             state = stops.next(state, text[position])
             position += 1
-            begin = position - stops.match[state]
+            begin = position if position <= ignored else position - stops.match[state]
             if begin < position and (self._best is None or begin < self._best[0]):
                 self._best = begin, position
             # No match that may still complete begins before this one.
@@ -129,6 +146,8 @@ class StopMatcher:
         """Returns the remaining text at the end of a text. The next piece begins another."""
         text, self._pending = self._pending, ""
         self._state = 0
+        if self._tokens > self._min_tokens:
+            self._ignored = self._read  # what was pending then is no part of the text
         # A match may have waited for a longer stop string that began before it.
         return text if self._best is None else self._stop(text)
 

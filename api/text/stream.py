@@ -46,6 +46,10 @@ class StoppableText:
         self.read = 0
         self.sent = 0
 
+    def begin_token(self, pending: int) -> None:
+        """See ``StopMatcher.begin_token``."""
+        self._matcher.begin_token(pending)
+
     @property
     def stopped(self) -> bool:
         """Whether a stop string was found."""
@@ -84,9 +88,11 @@ class TextStream(StoppableText):
         """Takes the next token; returns the text that is certain now."""
         self.start = self.read
         if token in self._hidden:
+            self.begin_token(0)
             return ""
         self._detokenizer.add_token(token)
         self.start += self._detokenizer.overdue
+        self.begin_token(self._detokenizer.overdue)
         piece = self._detokenizer.last_segment
         return self._pass_on(piece) if piece else ""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 
 import pytest
 from support.api.api_server import Running, engine_replying, running
@@ -103,6 +104,69 @@ async def test_slow_heads_and_slow_bodies_time_out() -> None:
             server, head + b"Connection: close\r\nContent-Length: 50\r\n\r\n{", 20.0
         )
         assert reply.startswith(b"HTTP/1.1 408 ")
+
+
+HEAD = "POST {} HTTP/1.1\r\nHost: x\r\nContent-Type: {}\r\nTransfer-Encoding: chunked\r\n{}\r\n"
+MALFORMED_ENDS = {
+    "size": b"zz\r\n",
+    "long size": b"1" * 20_000,
+    "end of a chunk": b"1\r\n xx",
+    "trailer": b"0\r\nno colon\r\n\r\n",
+    "trailers": b"0\r\n" + b"X: y\r\n" * 1_000 + b"\r\n",
+    "long trailer": b"0\r\nX: " + b"y" * 10_000 + b"\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("end", MALFORMED_ENDS.values(), ids=MALFORMED_ENDS)
+@pytest.mark.parametrize(
+    ("path", "kind", "extra", "begin"),
+    [
+        ("/v1/completions", "application/json", "", b'{"prompt": "x"}'),
+        ("/v1/messages", "application/json", "Content-Encoding: gzip\r\n", gzip.compress(b"{}")),
+        (
+            "/v1/files",
+            "multipart/form-data; boundary=B",
+            "",
+            b'--B\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n{}',
+        ),
+    ],
+    ids=["JSON", "gzip", "upload"],
+)
+async def test_malformed_chunks_are_refused_when_they_arrive(
+    path: str, kind: str, extra: str, begin: bytes, end: bytes
+) -> None:
+    """Also after the head and valid chunks were read, and whether or not a handler waits."""
+    async with running(engine_replying("Hello")) as server:
+        for number, valid in enumerate((b"", b"%x\r\n%b\r\n" % (len(begin), begin)), 1):
+            port = int(server.url.rpartition(":")[2])
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            for part in (HEAD.format(path, kind, extra).encode(), valid, end):
+                writer.write(part)
+                await asyncio.sleep(0.05)
+            reply = await asyncio.wait_for(reader.read(), 5)
+            writer.close()
+            assert reply.startswith(b"HTTP/1.1 400 "), reply
+            assert reply.count(b"HTTP/1.") == 1
+            rejected = server.metric("chairlift_requests_rejected_total", reason="malformed")
+            assert rejected == number
+        assert not server.engine.submitted
+        assert await server.get("/health")
+
+
+async def test_malformed_data_behind_a_body_does_not_end_its_stream() -> None:
+    async with running(engine_replying("Hello" * 20, step_seconds=0.01)) as server:
+        port = int(server.url.rpartition(":")[2])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        body = b'{"prompt": "x", "stream": true}'
+        head = HEAD.format("/v1/completions", "application/json", "").encode()
+        writer.write(head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
+        reply = await asyncio.wait_for(reader.readuntil(b'"text":'), 5)
+        writer.write(b"\x00 no HTTP\r\n\r\n")
+        reply += await asyncio.wait_for(reader.read(), 5)
+        writer.close()
+        first, _, second = reply.partition(b"data: [DONE]")
+        assert first.startswith(b"HTTP/1.1 200 ")
+        assert b"HTTP/1.0 400 " in second
 
 
 def test_a_redacted_traceback_has_the_place_and_not_the_text() -> None:
