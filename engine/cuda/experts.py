@@ -15,7 +15,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
-from chairlift.engine.cuda.grouped import MAX_LISTED, Weights, grouped_product, quantize
+from chairlift.engine.cuda.grouped import FORMS, MAX_LISTED, Weights, grouped_product, quantize
 from chairlift.engine.model.dequantize import float_type
 from chairlift.engine.model.trials.trial import Trial, within_largest
 
@@ -122,7 +122,9 @@ def weights_of(layer: Any, dtype: mx.Dtype) -> Weights | None:
         return None
     arrays = layer.weight, layer.scales, layer.get("biases")
     own = None if layer.mode == "affine" else dtype
-    return Weights(*arrays, layer.bits, layer.group_size, bias, layer.mode, own)
+    # A layer need not name the bits and the group that its mode has.
+    bits, group = FORMS.get(layer.mode, (layer.bits, layer.group_size))
+    return Weights(*arrays, bits, group, bias, layer.mode, own)
 
 
 @functools.cache

@@ -246,3 +246,12 @@ def test_blocks_have_as_few_warps_as_fill_the_processors(
     assert 1 <= resident <= most // warps
     assert warps == least or warps * 64 <= width, "each warp has something to read"
     assert warps == least or warps // 2 * blocks < most * 132, "half of them would not fill"
+
+
+@pytest.mark.parametrize("mode", FORMS)
+def test_experts_need_not_name_what_their_mode_has(mode: str) -> None:
+    layer = SwitchLinear(64, 32, 2, bias=False).to_quantized(None, None, mode)
+    weights = experts.weights_of(layer, mx.bfloat16)
+    assert weights is not None
+    assert weights.are_fit
+    assert (weights.bits, weights.group) == FORMS[mode]
