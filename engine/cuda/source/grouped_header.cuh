@@ -160,7 +160,7 @@ template <int MODE, int BITS, int GROUP, int ROWS, typename T, typename S> struc
       }
   }
 
-  // Makes the eight numbers from N on of one of the rows, in pairs; all zero if not ``real``.
+  // Makes the eight numbers from ``n`` on of one of the rows, in pairs; all zero if not ``real``.
   template <bool BFLOAT>
   __device__ inline void make_eight(unsigned (&to)[4], int r, int half, int n, bool real) const {
     const unsigned* word = reinterpret_cast<const unsigned*>(&words[r][half]) + n * BITS / 32;
