@@ -43,6 +43,18 @@ def _models(name: str, **form: Any) -> tuple[Any, Any]:
     return models[0], models[1]
 
 
+def _assert_equal(model: Any, reference: Any, has_experts: bool) -> None:
+    """Asserts that compiled products take the place of MLX's, with the logits of the reference."""
+    kinds = {type(module) for module in model.modules()}
+    assert not kinds & {nn.QuantizedLinear, nn.QuantizedEmbedding}
+    assert HostQuantizedLinear in kinds
+    if has_experts:
+        assert kinds & {HostSwitchGLU, HostQuantizedSwitchLinear}
+    ours, theirs = (logits_of_prompt(each, 41, 3) for each in (model, reference))
+    scale = mx.abs(theirs).max().item()
+    assert mx.allclose(ours, theirs, rtol=1e-3, atol=1e-4 * scale).item()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "gpt_oss", "qwen3_moe"])
 def test_a_model_in_mxfp4_equals_the_dequantized_one(name: str) -> None:
@@ -56,14 +68,7 @@ def test_a_model_in_mxfp4_equals_the_dequantized_one(name: str) -> None:
     reference.update(model.parameters())
     dequantize.dequantize_model(reference)
     assert kernels.install(model, exactly=True)
-    kinds = {type(module) for module in model.modules()}
-    assert not kinds & {nn.QuantizedLinear, nn.QuantizedEmbedding}
-    assert HostQuantizedLinear in kinds
-    if name != "llama":
-        assert kinds & {HostSwitchGLU, HostQuantizedSwitchLinear}
-    ours, theirs = (logits_of_prompt(each, 41, 3) for each in (model, reference))
-    scale = mx.abs(theirs).max().item()
-    assert mx.allclose(ours, theirs, rtol=1e-3, atol=1e-4 * scale).item()
+    _assert_equal(model, reference, has_experts=name != "llama")
 
 
 @pytest.mark.slow
@@ -101,14 +106,7 @@ def test_experts_whose_weights_are_released(
 @pytest.mark.parametrize("name", ["llama", "qwen2", "gemma3_text", "mixtral", "qwen3_moe"])
 def test_a_quantized_model_equals_the_dequantized_one(name: str, bits: int) -> None:
     model, reference = _models(name, bits=bits)
-    kinds = {type(module) for module in model.modules()}
-    assert not kinds & {nn.QuantizedLinear, nn.QuantizedEmbedding}
-    assert HostQuantizedLinear in kinds
-    if name in ("mixtral", "qwen3_moe"):
-        assert kinds & {HostSwitchGLU, HostQuantizedSwitchLinear}
-    ours, theirs = (logits_of_prompt(each, 41, 3) for each in (model, reference))
-    scale = mx.abs(theirs).max().item()
-    assert mx.allclose(ours, theirs, rtol=1e-3, atol=1e-4 * scale).item()
+    _assert_equal(model, reference, has_experts=name in ("mixtral", "qwen3_moe"))
 
 
 @pytest.mark.slow
