@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 # Share of the free memory that the copies of weights may take. If the copies of quantized weights
 # take more, the weights are released once they are copied, and then they count as free.
 SHARE = 0.5
+# The arrays of a quantized weight.
+_ARRAYS = ("weight", "scales", "biases")
 
 
 class Routes(NamedTuple):
@@ -159,7 +161,7 @@ def install(model: Any, exactly: bool) -> bool:
     free = memory.free_memory()
     releases = size > SHARE * free and all(_quantized(layer) is not None for layer in layers)
     if releases:
-        free += sum(layer.weight.nbytes + layer.scales.nbytes for layer in layers)
+        free += sum(layer[name].nbytes for layer in layers for name in _ARRAYS if name in layer)
     if size > SHARE * free:
         log.info("no memory for weights of experts: %.1f GB", size / 1e9)
         return False
@@ -196,9 +198,9 @@ def _compiled(layers: Sequence[Any]) -> CompiledExperts:
 def _release(layers: Sequence[Any]) -> None:
     """Frees the weights of layers, which only their copies have from now on."""
     for layer in layers:
-        layer.weight = layer.scales = mx.zeros((0,), mx.uint32)
-        if "biases" in layer:
-            layer.biases = layer.scales
+        for name in _ARRAYS:
+            if name in layer:
+                layer[name] = mx.zeros((0,), mx.uint32)
     mx.clear_cache()
 
 
