@@ -309,16 +309,20 @@ class EngineCore:
         return self.pipeline.run_between(lambda: self.images.encode(seconds), timer)
 
     def _read_ahead(self, timer: PhaseTimer) -> tuple[list[TokenOutput], Chosen]:
-        """Reads the running step if the next may have drafts.
+        """Reads the running step before the next is launched, if that costs nothing or the next
+        may have drafts.
 
         Returns:
             Its outputs, and the chosen drafts.
         """
         running = self.pipeline.running
-        if not self.speculator.due(len(running.rows), bool(running.drafts)):
+        due = self.speculator.due(len(running.rows), bool(running.drafts))
+        if not due and self.pipeline.order is not LaunchOrder.EAGER:
             return [], {}
         self._journal.read()
         outputs = self.outputs.read(self.pipeline.finish_running(timer))
+        if not due:
+            return outputs, {}
         choose = self.scheduler.choose_drafts
         return outputs, self.speculator.drafts(self.scheduler.running, choose)
 

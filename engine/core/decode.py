@@ -19,6 +19,7 @@ from chairlift.cache.pages.upload import uploaded_words
 from chairlift.cache.snapshot import Snapshot
 from chairlift.engine.model.drafted import DraftedBand
 from chairlift.engine.model.lora_routing import Slot
+from chairlift.engine.sampling.choice import SamplingMode
 from chairlift.engine.sampling.masks import Bits
 from chairlift.engine.sampling.sampler import Sampled, Sampler, SamplerRow
 from chairlift.scheduler.drafts import FILLER
@@ -53,7 +54,8 @@ class DecodeBatch:
         # Over pages, steps and their sampling have few different sizes, and their numbers are
         # uploaded in another way.
         size = step_size if self.queued else int
-        self._sampler = Sampler(vocabulary, agree, size, _upload_of(bands))
+        mode = SamplingMode(size, _upload_of(bands), lazy=self.queued)
+        self._sampler = Sampler(vocabulary, agree, mode)
         self._sampler_row = sampler_row
         self._tokens = mx.zeros((0,), mx.int32)
 

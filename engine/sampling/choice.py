@@ -9,6 +9,7 @@ import functools
 import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -20,11 +21,30 @@ from chairlift.engine.model.trials.trial import Trial
 from chairlift.engine.sampling.draw import PARTS, sample_categorical, uniform_numbers
 from chairlift.engine.sampling.drawing import GREEDY_BELOW, Drawing
 from chairlift.engine.sampling.filters import thresholds
-from chairlift.engine.sampling.host_draw import host_draw
+from chairlift.engine.sampling.host_draw import host_draw, host_highest, host_soundness
 from chairlift.engine.sampling.math import exp
-from chairlift.engine.sampling.outcomes import NO_CHOICE, NONFINITE, row_outcomes
+from chairlift.engine.sampling.outcomes import NO_CHOICE, NONFINITE, row_outcomes, soundness
 
 log = logging.getLogger(__name__)
+
+
+class SamplingMode(NamedTuple):
+    """How the sampling of a batch is computed.
+
+    Attributes:
+        size: rounds a number of rows up to one that recurs, where shapes that recur are faster.
+        upload: copies random keys to the device.
+        lazy: logits may not be evaluated, because another thread does that.
+    """
+
+    size: Callable[[int], int] = int
+    upload: Callable[[NDArray[np.uint32]], mx.array] = mx.array
+    lazy: bool = False
+
+    @property
+    def on_host(self) -> bool:
+        """Whether NumPy chooses tokens."""
+        return not self.lazy and mx.default_device().type == mx.DeviceType.cpu
 
 
 class TokenChoice:
@@ -35,20 +55,13 @@ class TokenChoice:
 
     Args:
         params: the parameters of the rows.
-        size: rounds a number of rows up to one that recurs, where shapes that recur are faster.
-        upload: copies random keys to the device.
+        mode: how the tokens are chosen.
     """
 
-    def __init__(
-        self,
-        params: Seq[SamplingParams],
-        size: Callable[[int], int],
-        upload: Callable[[NDArray[np.uint32]], mx.array],
-    ) -> None:
+    def __init__(self, params: Seq[SamplingParams], mode: SamplingMode = SamplingMode()) -> None:
         self.drawn = [row for row, one in enumerate(params) if one.temperature >= GREEDY_BELOW]
         self._params = params
-        self._size = size
-        self._upload = upload
+        self._mode = mode
         # By their number of lines.
         self._drawings: dict[int, Drawing] = {}
 
@@ -78,7 +91,7 @@ class TokenChoice:
         draws = None
         if self.drawn:
             drawing = self._drawing(range(len(self._params)), len(logits))
-            keys = self._upload(drawing.keys(generated))
+            keys = self._mode.upload(drawing.keys(generated))
             draws = Draws(drawing.options, uniform_numbers(keys, logits.shape[1]))
         changed = None if logits is raw else raw
         return sample(logits, changed, masked, draws, NONFINITE, NO_CHOICE, PARTS)
@@ -88,21 +101,23 @@ class TokenChoice:
     ) -> mx.array:
         """The call by operations of MLX."""
         logits, raw = logits.astype(mx.float32), raw.astype(mx.float32)
-        chosen = mx.argmax(logits, axis=-1).astype(mx.int32)
-        best = mx.take_along_axis(logits, chosen[:, None], axis=-1)
+        on_host = self._mode.on_host
+        chosen, best = host_highest(logits) if on_host else _highest(logits)
+        draw = _host_draw if on_host else lazy_draw
         drawn = len(self.drawn)
         if drawn and drawn == len(self._params):
             drawing = self._drawing(self.drawn, len(logits))
-            keys = self._upload(drawing.keys(generated))
-            chosen = _draw(logits, best, chosen, drawing, keys)
+            keys = self._mode.upload(drawing.keys(generated))
+            chosen = draw(logits, best, chosen, drawing, keys)
         elif drawn:
-            drawing = self._drawing(self.drawn, self._size(drawn))
+            drawing = self._drawing(self.drawn, self._mode.size(drawn))
             index = drawing.rows
-            keys = self._upload(drawing.keys(generated))
-            picked = _draw(logits[index], best[index], chosen[index], drawing, keys)
+            keys = self._mode.upload(drawing.keys(generated))
+            picked = draw(logits[index], best[index], chosen[index], drawing, keys)
             own = index[:drawn]
             chosen = chosen.at[own].add(picked[:drawn] - chosen[own])
-        return row_outcomes(chosen, best[:, 0], raw, masked)
+        sound, some = (host_soundness if on_host else soundness)(raw)
+        return row_outcomes(chosen, best[:, 0], sound, some if masked else None)
 
     def _drawing(self, rows: Seq[int], lines: int) -> Drawing:
         """The ``Drawing`` of some rows, padded to ``lines`` with copies of the first of them."""
@@ -129,7 +144,7 @@ def kernel_works(dtype: mx.Dtype) -> bool:
         for row in range(rows)
     ]
     raw = mx.random.normal((rows, vocabulary), dtype, scale=3.0, key=mx.random.key(0))
-    choice, generated = TokenChoice(params, int, mx.array), [0] * rows
+    choice, generated = TokenChoice(params), [0] * rows
     both = [raw, raw.astype(mx.float32) + 0.5]
 
     def with_all(call: Callable[..., mx.array]) -> mx.array:
@@ -152,7 +167,13 @@ _TRIAL = Trial(
 )
 
 
-def _draw(
+def _highest(logits: mx.array) -> tuple[mx.array, mx.array]:
+    """Each line's likeliest token, ``[lines]`` int32, and its logit, ``[lines, 1]``."""
+    tokens = mx.argmax(logits, axis=-1).astype(mx.int32)
+    return tokens, mx.take_along_axis(logits, tokens[:, None], axis=-1)
+
+
+def _host_draw(
     logits: mx.array, best: mx.array, likeliest: mx.array, drawing: Drawing, keys: mx.array
 ) -> mx.array:
     """Samples one token from each row's distribution.
@@ -164,8 +185,6 @@ def _draw(
         drawing: the rows' parameters.
         keys: ``[rows, 2]`` uint32; see ``Drawing.keys``.
     """
-    if mx.default_device().type != mx.DeviceType.cpu:
-        return lazy_draw(logits, best, likeliest, drawing, keys)
     uniform = uniform_numbers(keys, logits.shape[1])
     filters = drawing.top_k, drawing.top_p, drawing.min_p
     return host_draw(logits, best, likeliest, drawing.temperature, filters, uniform)
@@ -174,7 +193,7 @@ def _draw(
 def lazy_draw(
     logits: mx.array, best: mx.array, likeliest: mx.array, drawing: Drawing, keys: mx.array
 ) -> mx.array:
-    """As ``_draw``, by operations that any device has."""
+    """As ``_host_draw``, by operations that any device has."""
     # Subtract the highest logit first, so that nothing overflows at any temperature.
     weights = exp((logits - best) / drawing.temperature)
     filters = drawing.top_k, drawing.top_p, drawing.min_p

@@ -1,8 +1,8 @@
-"""Draws tokens and adds up probabilities by NumPy, row by row, for MLX's CPU backend.
+"""Chooses tokens and adds up probabilities by NumPy, row by row, for MLX's CPU backend.
 
-MLX computes an exponential function on the CPU ten times as slowly as NumPy, and its operations
-read all tokens also after top_k, top_p and min_p have left a few. A row's token does not depend on
-other rows. The choice is that of ``draw.sample_categorical``.
+MLX computes an exponential function and a maximum on the CPU ten times as slowly as NumPy, and its
+operations read all tokens also after top_k, top_p and min_p have left a few. A row's token does not
+depend on other rows. A draw's choice is that of ``draw.sample_categorical``.
 """
 
 from __future__ import annotations
@@ -17,6 +17,26 @@ from chairlift.engine.sampling.host_filters import SMALLEST, threshold
 
 # The exponential of this is below SMALLEST, the least weight that is not 0.
 _LOWEST = np.float32(-42)
+
+
+def host_highest(logits: mx.array) -> tuple[mx.array, mx.array]:
+    """Each row's likeliest token and its logit; of a row with NaN a NaN. Evaluates the logits.
+
+    Args:
+        logits: ``[rows, vocabulary]`` float32.
+
+    Returns:
+        ``[rows]`` int32 and ``[rows, 1]`` float32.
+    """
+    lines = view(logits)
+    tokens = lines.argmax(axis=1).astype(np.int32)
+    return mx.array(tokens), mx.array(np.take_along_axis(lines, tokens[:, None], axis=1))
+
+
+def host_soundness(raw: mx.array) -> tuple[mx.array, mx.array]:
+    """As ``outcomes.soundness``. Evaluates the logits."""
+    highest = view(raw).max(axis=1)  # NaN if any number is
+    return mx.array(highest < np.inf), mx.array(highest > -np.inf)
 
 
 def host_draw(

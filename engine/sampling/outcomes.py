@@ -23,7 +23,18 @@ _FAILURES = {
 }
 
 
-def row_outcomes(tokens: mx.array, best: mx.array, raw: mx.array, masked: bool) -> mx.array:
+def soundness(raw: mx.array) -> tuple[mx.array, mx.array]:
+    """Which rows have no NaN and no +inf, and which have a number above -inf: ``[rows]`` each.
+
+    Args:
+        raw: ``[rows, vocabulary]`` float32, the model's own logits.
+    """
+    return (raw < mx.inf).sum(axis=-1) == raw.shape[-1], (raw > -mx.inf).sum(axis=-1) > 0
+
+
+def row_outcomes(
+    tokens: mx.array, best: mx.array, sound: mx.array, some: mx.array | None
+) -> mx.array:
     """Replaces the tokens of failed rows by failure codes.
 
     A logit of -inf means that the model rules out the token. NaN, +inf, or only -inf mean that the
@@ -32,18 +43,14 @@ def row_outcomes(tokens: mx.array, best: mx.array, raw: mx.array, masked: bool) 
     Args:
         tokens: ``[rows]`` int32, chosen from arbitrary logits.
         best: ``[rows]``, the highest logits after bias, penalties and mask.
-        raw: ``[rows, vocabulary]`` float32, the model's own logits.
-        masked: whether a mask may have ruled out every token of a row with finite logits.
+        sound, some: see ``soundness``; without ``some``, a row has a number if it has a best one.
 
     Returns:
         ``[rows]`` int32: tokens, NONFINITE or NO_CHOICE.
     """
-    # NOTE: sums of booleans, because MLX's maximum, which checks for NaN, takes ten times as long
-    # on the CPU.
-    sound = (raw < mx.inf).sum(axis=-1) == raw.shape[-1]
     possible = mx.abs(best) < mx.inf
-    some = (raw > -mx.inf).sum(axis=-1) > 0 if masked else possible
-    return mx.where(sound & some, mx.where(possible, tokens, NO_CHOICE), NONFINITE)
+    any_left = possible if some is None else some
+    return mx.where(sound & any_left, mx.where(possible, tokens, NO_CHOICE), NONFINITE)
 
 
 def tokens_of(outcomes: list[int], vocabulary: int) -> list[int]:

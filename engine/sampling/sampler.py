@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
-from numpy.typing import NDArray
 
 from chairlift.engine.messages import SamplingParams
-from chairlift.engine.sampling.choice import TokenChoice
+from chairlift.engine.sampling.choice import SamplingMode, TokenChoice
 from chairlift.engine.sampling.drawing import column
 from chairlift.engine.sampling.logprobs import TopLogprobs, top_logprobs
 from chairlift.engine.sampling.masks import Bits, masked
@@ -76,21 +75,18 @@ class Sampler:
     Args:
         vocabulary: the last dimension of the logits.
         agree: maps this rank's outcomes to those of all ranks; see ``parallel.ranks.Ranks``.
-        size: rounds a number of rows up to one that recurs, where shapes that recur are faster.
-        upload: copies the random keys of each step to the device.
+        mode: how tokens are chosen.
     """
 
     def __init__(
         self,
         vocabulary: int,
         agree: Callable[[mx.array], mx.array] = lambda outcomes: outcomes,
-        size: Callable[[int], int] = int,
-        upload: Callable[[NDArray[np.uint32]], mx.array] = mx.array,
+        mode: SamplingMode = SamplingMode(),
     ) -> None:
         self._vocabulary = vocabulary
         self._agree = agree
-        self._size = size
-        self._upload = upload
+        self._mode = mode
         self._counts: TokenCounts | None = None
         self._set_rows([])
 
@@ -98,7 +94,7 @@ class Sampler:
         """Sets the rows, and finds out once which steps of sampling any of them needs."""
         self._rows = rows
         self._params = [row.params for row in rows]
-        self._choice = TokenChoice(self._params, self._size, self._upload)
+        self._choice = TokenChoice(self._params, self._mode)
         # The numbers of the rows that request log-probabilities.
         self._scored = [i for i, params in enumerate(self._params) if params.logprobs is not None]
         self._bans = any(params.min_tokens for params in self._params)
@@ -199,10 +195,10 @@ class Sampler:
 
     def _repeated(self, owners: Seq[int]) -> Sampler:
         """A sampler, without counts, whose rows are those numbered ``owners``."""
-        other = Sampler(self._vocabulary, self._agree, self._size, self._upload)
+        other = Sampler(self._vocabulary, self._agree, self._mode)
         other._rows = [self._rows[row] for row in owners]
         other._params = [self._params[row] for row in owners]
-        other._choice = TokenChoice(other._params, self._size, self._upload)
+        other._choice = TokenChoice(other._params, self._mode)
         other._scored = _places(owners, self._scored, len(self._rows))
         other._bans = self._bans
         return other

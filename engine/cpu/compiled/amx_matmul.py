@@ -10,7 +10,12 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from chairlift.engine.cpu.compiled.jobs import MIN_SHARED, Run, run_shared
+from chairlift.engine.cpu.compiled.jobs import (
+    MIN_SHARED,
+    MIN_SHARED_WEIGHTS,
+    Run,
+    run_shared,
+)
 from chairlift.engine.cpu.compiled.llvm.amx import (
     INPUTS,
     OUTPUTS,
@@ -59,7 +64,7 @@ class AmxMatrix:
         self._steps = -(-self._inputs // INPUTS)
         self._panels = -(-self.stops[-1] // OUTPUTS)
         self._packed = _packed(weights, self._panels, self._steps)
-        self._is_shared = self.stops[-1] * self._inputs >= MIN_SHARED
+        self._is_shared = self.stops[-1] * self._inputs >= MIN_SHARED_WEIGHTS
 
     def __call__(self, x: Floats) -> Floats:
         """See ``Matrix``."""

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chairlift.engine.cpu.compiled.compiled_matmul import in_panels
-from chairlift.engine.cpu.compiled.jobs import MIN_SHARED, run_shared
+from chairlift.engine.cpu.compiled.jobs import MIN_SHARED_WEIGHTS, run_shared
 from chairlift.engine.cpu.compiled.llvm import kernel as llvm_kernel
 from chairlift.engine.cpu.gemm import Floats
 from chairlift.engine.cpu.views import Scratch, view, weight_memory
@@ -72,7 +72,7 @@ class CompiledExperts:
         x, groups = np.ascontiguousarray(x, np.float32), np.ascontiguousarray(groups, np.int64)
         result: Floats = _products.array(np.float32, len(x), self._stride)
         if len(groups):
-            shared = len(groups) * self._outputs * self._inputs >= MIN_SHARED
+            shared = len(groups) * self._outputs * self._inputs >= MIN_SHARED_WEIGHTS
             self._run(x, groups, result, shared)
         return result[:, : self._outputs]
 

@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from chairlift.engine.cpu.compiled.jobs import MIN_SHARED, Run, run_shared
+from chairlift.engine.cpu.compiled.jobs import MIN_SHARED_WEIGHTS, Run, run_shared
 from chairlift.engine.cpu.compiled.llvm import kernel as llvm_kernel
 from chairlift.engine.cpu.gemm import Floats
 from chairlift.engine.cpu.views import Memory, Scratch, view, weight_memory
@@ -49,7 +49,7 @@ class CompiledMatrix:
         self.stops, self._inputs = list(accumulate(outputs, initial=0)), inputs
         self._panels = -(-self.stops[-1] // width)
         self._stride = self._panels * width
-        self._is_shared = self.stops[-1] * inputs >= MIN_SHARED
+        self._is_shared = self.stops[-1] * inputs >= MIN_SHARED_WEIGHTS
 
     def __call__(self, x: Floats) -> Floats:
         """See ``Matrix``."""
@@ -89,7 +89,7 @@ def attention_products(a: Floats, b: Floats, scale: float = 1.0) -> Floats | Non
         *(a.ctypes.data, b.ctypes.data, result.ctypes.data, m, k, n, heads),
         *(stride // b.itemsize for stride in (b.strides[0], b.strides[1], step)),
         parts=rows * heads,
-        is_shared=b.size >= MIN_SHARED,
+        is_shared=b.size >= MIN_SHARED_WEIGHTS,
     )
     return result
 

@@ -23,8 +23,9 @@ from chairlift.engine.cpu.views import Scratch, aligned
 
 # One line for each job.
 Table = NDArray[np.int64]
-# Jobs of fewer numbers end before another thread has begun.
-MIN_SHARED = 1 << 17
+# Jobs of fewer weights, or that compute or read fewer other numbers, end before another thread has
+# begun.
+MIN_SHARED_WEIGHTS, MIN_SHARED = 1 << 17, 1 << 13
 # Divisors of a thread's share of the parts: of those that are left, which it takes at a time, and
 # of all, which is the least that it takes.
 _FRACTION, _LEAST = 2, 8

@@ -113,7 +113,7 @@ class AttentionJobs:
             *(queries.ctypes.data, self._scale.ctypes.data, scaled.ctypes.data, heads * dim),
             *(queries.strides[0] // queries.itemsize, heads * dim),
             parts=tokens,
-            is_shared=False,
+            is_shared=queries.size >= MIN_SHARED,
         )
         self._scatters = [program.add(kernel.scatter, parts=0, is_shared=False) for _ in range(2)]
         self._attend = program.add(kernel.rows, parts=0, is_shared=False)
@@ -139,7 +139,7 @@ class AttentionJobs:
                 *(new, address, *written, heads, dim, line),
                 *(stride // buffer.itemsize for stride in buffer.strides[:3]),
                 parts=tokens,
-                is_shared=False,
+                is_shared=tokens * heads * dim >= MIN_SHARED,
             )
         scaled, result = self._addresses
         buffers = places.keys, places.values

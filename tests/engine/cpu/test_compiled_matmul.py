@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def _threads_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(compiled_matmul, "MIN_SHARED", 1 << 10)
+    monkeypatch.setattr(compiled_matmul, "MIN_SHARED_WEIGHTS", 1 << 10)
     before = shared.get()
     yield
     shared.set(before)

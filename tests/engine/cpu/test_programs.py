@@ -36,7 +36,8 @@ FORMS = ["llama", "qwen2", "qwen3", "gemma3_text"]
 
 @pytest.fixture(autouse=True)
 def _small_jobs_are_shared(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for module in (compiled_elementwise, compiled_matmul, row_attention):
+    monkeypatch.setattr(compiled_matmul, "MIN_SHARED_WEIGHTS", 1 << 8)
+    for module in (compiled_elementwise, row_attention):
         monkeypatch.setattr(module, "MIN_SHARED", 1 << 8)
     before = shared.get()
     yield

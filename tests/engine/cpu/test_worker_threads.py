@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(llvm_jobs.compiled() is None, reason="llvmlite i
 @pytest.fixture
 def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerThreads]:
     """Threads of their own that compute all products."""
-    monkeypatch.setattr(compiled_matmul, "MIN_SHARED", 0)
+    monkeypatch.setattr(compiled_matmul, "MIN_SHARED_WEIGHTS", 0)
     own = WorkerThreads()
     monkeypatch.setattr(worker_threads, "shared", own)
     own.set(3)

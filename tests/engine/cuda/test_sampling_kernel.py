@@ -48,7 +48,7 @@ def test_tokens_of_random_parameters(dtype: mx.Dtype, vocabulary: int) -> None:
         if masked:
             allowed = rng.random((ROWS, vocabulary)) < rng.choice((0.0, 0.1, 0.9))
             logits = mx.where(mx.array(allowed), raw.astype(mx.float32), -mx.inf)
-        choice = TokenChoice(_params(rng, vocabulary), int, mx.array)
+        choice = TokenChoice(_params(rng, vocabulary))
         call = logits, raw, [trial] * ROWS, masked
         with emulated(sampling, backwards=bool(trial % 2)):
             actual = choice.by_kernel(*call)
@@ -62,10 +62,10 @@ def test_lines_without_rows_are_ignored_and_rows_do_not_depend_on_others() -> No
     raw = mx.array(rng.normal(0, 3, (ROWS + 2, 300)), mx.float32)
     params = _params(rng, 300)
     with emulated(sampling, backwards=False):
-        together = TokenChoice(params, int, mx.array).by_kernel(raw, raw, [4] * ROWS, False)
+        together = TokenChoice(params).by_kernel(raw, raw, [4] * ROWS, False)
         for row in range(ROWS):
             own = raw[row : row + 1]
-            alone = TokenChoice(params[row : row + 1], int, mx.array)
+            alone = TokenChoice(params[row : row + 1])
             assert alone.by_kernel(own, own, [4], False).item() == together[row].item()
 
 
@@ -74,9 +74,7 @@ def test_failure_codes() -> None:
     inf, nan = float("inf"), float("nan")
     raw = mx.array([[0, nan, 1], [0, inf, 1], [-inf] * 3, [0, 1, 2], [-inf, 0, -inf]])
     allowed = mx.array([[1, 1, 1], [1, 1, 1], [1, 1, 1], [0, 0, 0], [1, 1, 1]], mx.bool_)
-    choice = TokenChoice(
-        [SamplingParams(1, 0, temperature=t) for t in (0, 1, 0, 1, 1)], int, mx.array
-    )
+    choice = TokenChoice([SamplingParams(1, 0, temperature=t) for t in (0, 1, 0, 1, 1)])
     call = mx.where(allowed, raw, -inf), raw, [0] * 5, True
     with emulated(sampling, backwards=True):
         assert choice.by_kernel(*call).tolist() == [NONFINITE] * 3 + [NO_CHOICE, 1]

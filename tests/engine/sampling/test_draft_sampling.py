@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from chairlift.cache.pages.page import step_size
 from chairlift.engine.core.step import accepted
 from chairlift.engine.messages import SamplingParams
+from chairlift.engine.sampling.choice import SamplingMode
 from chairlift.engine.sampling.sampler import Sampler, SamplerRow
 
 VOCABULARY = 8
@@ -144,7 +145,7 @@ def test_unused_lines_of_logits_change_nothing(names: list[str]) -> None:
     unused = mx.full((step_size(count) - count, VOCABULARY), float("nan"))
     results = []
     for size, given_logits in ((int, logits), (step_size, mx.concatenate([logits, unused]))):
-        sampler = Sampler(VOCABULARY, size=size)
+        sampler = Sampler(VOCABULARY, mode=SamplingMode(size))
         sampler.rearrange([], rows)
         sampled = sampler.sample(given_logits, [1] * count)
         results.append((sampled.tokens.tolist(), sampled.outcomes.tolist()))

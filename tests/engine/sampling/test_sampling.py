@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chairlift.engine.messages import SamplingParams
-from chairlift.engine.sampling import choice
-from chairlift.engine.sampling.choice import TokenChoice
+from chairlift.engine.sampling.choice import SamplingMode, TokenChoice
 from chairlift.engine.sampling.draw import sample_categorical
 from chairlift.engine.sampling.filters import SMALL_TOP_K, halved_thresholds, small_thresholds
 from chairlift.engine.sampling.host_draw import host_log_totals
@@ -306,10 +305,8 @@ def test_the_cpu_draws_the_tokens_that_other_devices_draw(
     ]
     numbers = mx.array(logits)
     call = numbers, numbers, [seed] * len(options), False
-    here = np.array(TokenChoice(params, int, mx.array).by_operations(*call))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(choice, "_draw", choice.lazy_draw)
-        there = np.array(TokenChoice(params, int, mx.array).by_operations(*call))
+    here = np.array(TokenChoice(params).by_operations(*call))
+    there = np.array(TokenChoice(params, SamplingMode(lazy=True)).by_operations(*call))
     assert np.isfinite(np.take_along_axis(logits, here[:, None], axis=1)).all()
     # Rounding decides between two tokens once in thousands of draws.
     assert (here != there).sum() <= 1

@@ -17,7 +17,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from chairlift.engine.sampling import choice, logprobs
+from chairlift.engine.sampling import logprobs
 
 _EVALUATE = ("eval", "async_eval", "synchronize")
 _READ = ("item", "tolist", "__bool__", "__float__", "__int__", "__iter__")
@@ -92,7 +92,6 @@ def late_dispatch(monkeypatch: pytest.MonkeyPatch) -> Iterator[LateDispatch]:
             for name in names:
                 patch.setattr(owner, name, _evaluated_first(getattr(owner, name)))
         # A CPU's functions evaluate the logits, and are for devices where no thread dispatches.
-        patch.setattr(choice, "_draw", choice.lazy_draw)
         patch.setattr(logprobs, "_log_totals", logprobs.lazy_log_totals)
         mx.set_default_stream(dispatcher.stream())
         mx.random.seed(0)

@@ -26,7 +26,8 @@ def token_bytes(inputs: int, group: int) -> int:
 
 def constant(number: float) -> str:
     """A float32 number in LLVM's language, which writes its bits as those of a float64."""
-    return f"0x{struct.unpack('<Q', struct.pack('<d', number))[0]:016X}"
+    (rounded,) = struct.unpack("<f", struct.pack("<f", number))
+    return f"0x{struct.unpack('<Q', struct.pack('<d', rounded))[0]:016X}"
 
 
 def all_of(lanes: int, number: float) -> str:
@@ -38,8 +39,7 @@ def all_of(lanes: int, number: float) -> str:
 def digits(lanes: int) -> str:
     """The function ``digits`` of ``llvm.dot.DotKernel``, for registers of ``lanes`` numbers."""
     floats, integers, octets = f"<{lanes} x float>", f"<{lanes} x i32>", f"<{lanes} x i8>"
-    largest, below = (all_of(lanes, number) for number in (LARGEST + 2, -LARGEST - 2))
-    half, byte, shift = (all_of(lanes, number) for number in (128, 255, 8))
+    half, shift = (all_of(lanes, number) for number in (128, 8))
     body = f"""
   %size = mul i64 %group, {DIGITS}
   %record = add i64 %size, {HEAD_BYTES}
@@ -67,18 +67,19 @@ largest:
   %xp = getelementptr float, ptr %xg, i64 %i
   %v = load {floats}, ptr %xp, align 4
   %size_of = call {floats} @llvm.fabs.v{lanes}f32({floats} %v)
-  %most_next = call {floats} @llvm.maxnum.v{lanes}f32({floats} %most, {floats} %size_of)
+  %more = fcmp ogt {floats} %size_of, %most
+  %most_next = select <{lanes} x i1> %more, {floats} %size_of, {floats} %most
   %odd_next = call {floats} @llvm.fma.v{lanes}f32({floats} %v, {floats} zeroinitializer,
     {floats} %odd)
   %i_next = add i64 %i, {lanes}
   %i_more = icmp ult i64 %i_next, %group
   br i1 %i_more, label %largest, label %scale
 scale:
-  %max = call float @llvm.vector.reduce.fmax.v{lanes}f32({floats} %most_next)
-  %nan = call float @llvm.vector.reduce.fadd.v{lanes}f32(float 0.0, {floats} %odd_next)
+  %max = call nnan float @llvm.vector.reduce.fmax.v{lanes}f32({floats} %most_next)
+  %nan = call reassoc float @llvm.vector.reduce.fadd.v{lanes}f32(float 0.0, {floats} %odd_next)
   %tiny = fcmp olt float %max, {constant(SMALLEST)}
   %top = select i1 %tiny, float {constant(SMALLEST)}, float %max
-  %unit = fdiv float %top, {constant(LARGEST)}
+  %unit = fmul float %top, {constant(1 / LARGEST)}
   %units = fdiv float {constant(LARGEST)}, %top
   %units_0 = insertelement {floats} poison, float %units, i32 0
   %units_all = shufflevector {floats} %units_0, {floats} poison, <{lanes} x i32> zeroinitializer
@@ -91,24 +92,15 @@ numbers:
   %np = getelementptr float, ptr %xg, i64 %n
   %nv = load {floats}, ptr %np, align 4
   %scaled = fmul {floats} %nv, %units_all
-  %round = call {floats} @llvm.rint.v{lanes}f32({floats} %scaled)
-  %capped = call {floats} @llvm.minnum.v{lanes}f32({floats} %round, {floats} {largest})
-  %within = call {floats} @llvm.maxnum.v{lanes}f32({floats} %capped, {floats} {below})
-  %whole = fptosi {floats} %within to {integers}
+  %whole = {_rounded(lanes, "%scaled")}
   %sums_next = add {integers} %sums, %whole
-  %l0 = add {integers} %whole, {half}
-  %l1 = and {integers} %l0, {byte}
-  %low = sub {integers} %l1, {half}
-  %rest = sub {integers} %whole, %low
-  %m = ashr {integers} %rest, {shift}
-  %m0 = add {integers} %m, {half}
-  %m1 = and {integers} %m0, {byte}
-  %mid = sub {integers} %m1, {half}
-  %m_rest = sub {integers} %m, %mid
-  %high = ashr {integers} %m_rest, {shift}
+  %whole_half = add {integers} %whole, {half}
+  %mid = ashr {integers} %whole_half, {shift}
+  %mid_half = add {integers} %mid, {half}
+  %high = ashr {integers} %mid_half, {shift}
   %h_bytes = trunc {integers} %high to {octets}
   %m_bytes = trunc {integers} %mid to {octets}
-  %l_bytes = trunc {integers} %low to {octets}
+  %l_bytes = trunc {integers} %whole to {octets}
   %hp = getelementptr i8, ptr %upper, i64 %n
   %mp = getelementptr i8, ptr %middle, i64 %n
   %lp = getelementptr i8, ptr %lower, i64 %n
@@ -128,4 +120,23 @@ group_end:
   %g_more = icmp ult i64 %g_next, %groups
   br i1 %g_more, label %groups_loop, label %part_end
 """
-    return shared("digits", "ptr %x, ptr %records, i64 %groups, i64 %group", body)
+    function = shared("digits", "ptr %x, ptr %records, i64 %groups, i64 %group", body)
+    return f"{_rounding(lanes)}\n{function}"
+
+
+def _rounding(lanes: int) -> str:
+    """Declares what ``_rounded`` calls."""
+    more = "<16 x i32>, i16, i32" if lanes == 16 else ""
+    arguments = ", ".join(filter(None, [f"<{lanes} x float>", more]))
+    return f"declare <{lanes} x i32> @{_rounding_name(lanes)}({arguments})"
+
+
+def _rounded(lanes: int, numbers: str) -> str:
+    """Rounds float32 numbers to whole numbers. Any number stands for one that is not finite."""
+    more = "<16 x i32> zeroinitializer, i16 -1, i32 4" if lanes == 16 else ""
+    arguments = ", ".join(filter(None, [f"<{lanes} x float> {numbers}", more]))
+    return f"call <{lanes} x i32> @{_rounding_name(lanes)}({arguments})"
+
+
+def _rounding_name(lanes: int) -> str:
+    return "llvm.x86.avx512.mask.cvtps2dq.512" if lanes == 16 else "llvm.x86.avx.cvt.ps2dq.256"

@@ -120,7 +120,7 @@ def _source(registers: Registers) -> str:
     floats, integers = f"<{lanes} x float>", f"<{lanes} x i32>"
     parts = [
         f"declare {floats} @llvm.{name}.v{lanes}f32({', '.join([floats] * arguments)})"
-        for name, arguments in (("fma", 3), ("fabs", 1), ("maxnum", 2), ("minnum", 2), ("rint", 1))
+        for name, arguments in (("fma", 3), ("fabs", 1))
     ]
     parts += [
         f"declare float @llvm.vector.reduce.fmax.v{lanes}f32({floats})",
