@@ -47,6 +47,9 @@ class SamplingMode(NamedTuple):
         return not self.lazy and mx.default_device().type == mx.DeviceType.cpu
 
 
+DEFAULT_MODE = SamplingMode()
+
+
 class TokenChoice:
     """Chooses tokens for rows with certain parameters.
 
@@ -58,7 +61,7 @@ class TokenChoice:
         mode: how the tokens are chosen.
     """
 
-    def __init__(self, params: Seq[SamplingParams], mode: SamplingMode = SamplingMode()) -> None:
+    def __init__(self, params: Seq[SamplingParams], mode: SamplingMode = DEFAULT_MODE) -> None:
         self.drawn = [row for row, one in enumerate(params) if one.temperature >= GREEDY_BELOW]
         self._params = params
         self._mode = mode

@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 from chairlift.engine.messages import SamplingParams
-from chairlift.engine.sampling.choice import SamplingMode, TokenChoice
+from chairlift.engine.sampling.choice import DEFAULT_MODE, SamplingMode, TokenChoice
 from chairlift.engine.sampling.drawing import column
 from chairlift.engine.sampling.logprobs import TopLogprobs, top_logprobs
 from chairlift.engine.sampling.masks import Bits, masked
@@ -82,7 +82,7 @@ class Sampler:
         self,
         vocabulary: int,
         agree: Callable[[mx.array], mx.array] = lambda outcomes: outcomes,
-        mode: SamplingMode = SamplingMode(),
+        mode: SamplingMode = DEFAULT_MODE,
     ) -> None:
         self._vocabulary = vocabulary
         self._agree = agree
