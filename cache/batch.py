@@ -14,7 +14,7 @@ from chairlift.cache.capacity import Capacity, KVGeometry, grown
 from chairlift.cache.chunked import ChunkedLayer, QuantizedChunkedLayer
 from chairlift.cache.inspection import check_buffers, check_rings, measured_geometry
 from chairlift.cache.layer import LayerCache, Shared
-from chairlift.cache.quantized import Quantization, QuantizedLayer
+from chairlift.cache.quantized import HalfLayer, Quantization, QuantizedLayer, Storage
 from chairlift.cache.ring import Ring, order_without
 from chairlift.cache.snapshot import (
     AttentionPiece,
@@ -39,7 +39,7 @@ class BatchCache:
 
     Args:
         kinds: each layer's kind, in the model's order.
-        quantization: how keys and values are quantized; None keeps the model's type.
+        storage: how keys and values are stored; None keeps the model's type.
         view: turns the list of layers into the nesting that the model expects.
         grouped_masks: masks are ``[rows, 1, 1, queries, columns]``, for attention scores with an
             axis for the query heads of a key head.
@@ -51,14 +51,14 @@ class BatchCache:
     def __init__(
         self,
         kinds: Sequence[LayerKind],
-        quantization: Quantization | None = None,
+        storage: Storage | None = None,
         view: Callable[[Sequence[Any]], Sequence[Any]] = list,
         grouped_masks: bool = False,
     ) -> None:
         self.kinds = tuple(kinds)
         windows = [kind.window for kind in kinds if not kind.recurrent]
         self._rings = {window: Ring(window) for window in dict.fromkeys(windows)}
-        self._parts = [self._layer(kind, quantization) for kind in kinds]
+        self._parts = [self._layer(kind, storage) for kind in kinds]
         self._attention = [part for part in self._parts if isinstance(part, LayerCache)]
         self._states = [part for part in self._parts if isinstance(part, StateLayer)]
         for layer in self._attention:
@@ -71,13 +71,15 @@ class BatchCache:
         self._moves: list[mx.array] = []
         self.capacity = Capacity(0, 0)
 
-    def _layer(self, kind: LayerKind, quantization: Quantization | None) -> Layer:
+    def _layer(self, kind: LayerKind, storage: Storage | None) -> Layer:
         if kind.recurrent:
             return StateLayer(kind.slots)
         ring = self._rings[kind.window]
-        if quantization:
+        if isinstance(storage, Quantization):
             packed = QuantizedChunkedLayer if kind.chunked else QuantizedLayer
-            return packed(ring, quantization)
+            return packed(ring, storage)
+        if storage is not None and kind == LayerKind():
+            return HalfLayer(ring)
         return ChunkedLayer(ring) if kind.chunked else LayerCache(ring)
 
     def __len__(self) -> int:

@@ -18,7 +18,7 @@ from chairlift.cache.batch import BatchCache
 from chairlift.cache.pages.batch import PagedBatch
 from chairlift.cache.pages.kernels import PageKernels
 from chairlift.cache.pages.memory import PagedMemory
-from chairlift.cache.quantized import Quantization
+from chairlift.cache.quantized import Quantization, Storage
 from chairlift.cache.snapshot import LayerKind
 
 # The caches of decode rows or of a prompt.
@@ -35,7 +35,7 @@ class UnsupportedKind(Exception):
     """A model needs a kind of cache that cannot be batched; the message names it."""
 
 
-def make_batch(model: Any, quantization: Quantization | None = None) -> BatchCache:
+def make_batch(model: Any, storage: Storage | None = None) -> BatchCache:
     """An empty batch of the layers that ``model`` needs.
 
     NOTE: a model file that assumes a single sequence has to be adapted first
@@ -48,7 +48,7 @@ def make_batch(model: Any, quantization: Quantization | None = None) -> BatchCac
     kinds = [_kind(cache) for cache in _flat(caches)]
     return BatchCache(
         kinds,
-        quantization,
+        storage,
         lambda layers: _nested(caches, iter(layers)),
         grouped_masks=_groups_masks(model),
     )

@@ -51,6 +51,9 @@ class HostPlaces(NamedTuple):
     def write(self, keys: NDArray[Any], values: NDArray[Any]) -> None:
         """Writes the tokens, ``[tokens, heads, dim]``."""
         for buffer, new in ((self.keys, keys), (self.values, values)):
+            if buffer.dtype != new.dtype:
+                largest = np.finfo(buffer.dtype).max
+                new = new.clip(-largest, largest)
             buffer[self.rows, :, self.columns] = new
 
 

@@ -1,13 +1,20 @@
-"""Keys and values in 8 or 4 bits: packed in the buffers, unpacked for attention."""
+"""Keys and values in fewer bits than the model computes in: 16, or packed in 8 or 4."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
-from chairlift.cache.layer import LayerCache
+from chairlift.cache.layer import HostPlaces, LayerCache
 from chairlift.cache.ring import Ring
+from chairlift.cache.snapshot import KVPiece
+
+# The largest float16.
+LARGEST_HALF = 65504.0
 
 
 class CannotQuantize(ValueError):
@@ -45,6 +52,49 @@ class Quantization:
         return mx.dequantize(
             packed[..., :codes], scales, biases, group_size=self.group, bits=self.bits
         )
+
+
+@dataclass(frozen=True, slots=True)
+class HalfPrecision:
+    """Keys and values of layers without a window are stored in float16.
+
+    The model computes in float32, and a kernel of the host reads the buffers as they are.
+    """
+
+
+# How keys and values are stored, if not in the type in which the model computes.
+Storage = Quantization | HalfPrecision
+
+
+class HalfLayer(LayerCache):
+    """A layer of a float32 model with buffers in float16, whose largest number stands for larger
+    ones. All attention reads the rounded numbers, those of a step's own tokens, too.
+    """
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """See ``LayerCache.update_and_fetch``; returns float32."""
+        super().update_and_fetch(_half(keys), _half(values))
+        return self.keys_and_values()
+
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        """See ``LayerCache.keys_and_values``; float32."""
+        keys, values = super().keys_and_values()
+        return keys.astype(mx.float32), values.astype(mx.float32)
+
+    def host_places(self, counts: Sequence[int], dtype: np.dtype[Any]) -> HostPlaces | None:
+        """See ``LayerCache.host_places``, for tokens in float32."""
+        half = np.dtype(np.float16)
+        return super().host_places(counts, half) if dtype == np.float32 else None
+
+    def put(self, row: int, piece: KVPiece) -> None:
+        """See ``LayerCache.put``, for tokens of any type."""
+        super().put(row, KVPiece(_half(piece.keys), _half(piece.values)))
+
+
+def _half(numbers: mx.array) -> mx.array:
+    if numbers.dtype == mx.float16:
+        return numbers
+    return mx.clip(numbers, -LARGEST_HALF, LARGEST_HALF).astype(mx.float16)
 
 
 class QuantizedLayer(LayerCache):

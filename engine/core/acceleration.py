@@ -23,10 +23,12 @@ class Acceleration(NamedTuple):
     Attributes:
         eager: the model computes while its graph is built; see ``engine.cpu.kernels``.
         pages: kernels for paged caches; None: caches are columns.
+        half_kv: keys and values in float16 are read as they are; see ``cache.quantized``.
     """
 
     eager: bool
     pages: PageKernels | None = None
+    half_kv: bool = False
 
 
 def accelerate(model: Any, exactly: bool = True, spare_bytes: int | None = None) -> Acceleration:
@@ -42,8 +44,7 @@ def accelerate(model: Any, exactly: bool = True, spare_bytes: int | None = None)
     layers.install(model, own if cuda else None)
     if profile.current().on_cpu:
         eager = kernels.install(model, exactly)
-        decode_attention.install(model)
-        return Acceleration(eager)
+        return Acceleration(eager, half_kv=decode_attention.install(model))
     if cuda:
         narrow_rope.install()
         experts.install(model)

@@ -15,7 +15,7 @@ from chairlift.cache.pages.batch import PagedBatch
 from chairlift.cache.pages.kernels import PageKernels
 from chairlift.cache.pages.memory import can_page
 from chairlift.cache.pages.page import PAGE_TOKENS
-from chairlift.cache.quantized import Quantization
+from chairlift.cache.quantized import HalfPrecision, Storage
 from chairlift.cache.snapshot import LayerKind
 from chairlift.engine.lora.adapters import DEFAULT_LIMITS, AdapterLimits, Adapters
 from chairlift.engine.model.attention import score_heads
@@ -98,7 +98,7 @@ def prepare_model(
     vocabulary: int,
     chunk_multiple: int = 1,
     eager: bool = False,
-    quantization: Quantization | None = None,
+    storage: Storage | None = None,
     kernels: PageKernels | None = None,
     score_bytes: int | None = None,
     ranks: Ranks = ALONE,
@@ -111,20 +111,21 @@ def prepare_model(
         vocabulary: the last dimension of its logits.
         chunk_multiple: the last chunk of a prompt is padded to a multiple of this many tokens.
         eager: see ``PreparedModel``.
-        quantization: the quantization of keys and values, in rows and prefixes; None for none.
+        storage: how keys and values are stored, in rows and prefixes; None: in the model's type.
         kernels: read and write pages, if the device has such kernels. The caches are pages if all
             layers cache keys and values, and the model works with pages.
         score_bytes: bounds the float32 attention scores of a layer, where a model file computes
             them by itself; None: no bound.
         ranks: those that compute the model together.
     """
-    make_cache = partial(make_batch, model, quantization)
+    make_cache = partial(make_batch, model, storage)
     kinds = tuple(make_cache().kinds)
     pages: MakePages | None = None
     # Over pages, a token's position is its place in the sequence, which not every model takes.
     placed = not isinstance(model, VisionModel) or model.is_placed
     if kernels is not None and can_page(kinds) and placed:
-        pages = partial(make_pages, model, kernels, quantization=quantization)
+        assert not isinstance(storage, HalfPrecision), "pages have the model's type"
+        pages = partial(make_pages, model, kernels, quantization=storage)
     heads = score_heads(model)
     max_pairs = score_bytes // (4 * heads) if score_bytes and heads else None
     vision = model if isinstance(model, VisionModel) else None

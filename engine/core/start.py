@@ -10,7 +10,7 @@ from functools import partial
 from typing import NamedTuple
 
 from chairlift.cache.capacity import KVGeometry
-from chairlift.cache.quantized import Quantization
+from chairlift.cache.quantized import HalfPrecision, Quantization, Storage
 from chairlift.cache.saved.layers import LayerTemplate
 from chairlift.cache.saved.nodes import fingerprint, weights_sample
 from chairlift.cache.store.store import PrefixStore
@@ -94,9 +94,10 @@ def serve_loaded(
     # The part for images stays as it is: its graph is built at once and computed in parts.
     is_vision = isinstance(loaded.model, VisionModel)
     part = loaded.model.model.language_model if is_vision else loaded.model
-    eager, kernels = accelerate(part, exactly, spare)
-    quantization = kv_quantization(config)
-    geometry, vocabulary, layers = probe(loaded.model, loaded.architecture, quantization)
+    acceleration = accelerate(part, exactly, spare)
+    half = acceleration.half_kv and not is_vision and loaded.has_half_precision
+    storage = kv_storage(config, half)
+    geometry, vocabulary, layers = probe(loaded.model, loaded.architecture, storage)
     draft_model = _draft_model(config, source, on_progress)
     if draft_model is not None:
         geometry = draft_model.beside(geometry)
@@ -111,7 +112,8 @@ def serve_loaded(
     except ValueError as error:
         raise ModelError(str(error)) from error
     model = prepare_model(
-        *(loaded.model, vocabulary, limits.chunk_multiple, eager, quantization, kernels),
+        *(loaded.model, vocabulary, limits.chunk_multiple, acceleration.eager, storage),
+        kernels=acceleration.pages,
         score_bytes=device.attention_bytes,
         ranks=ranks,
         adapter_limits=AdapterLimits(config.max_loras, config.max_lora_rank),
@@ -142,7 +144,7 @@ def serve_loaded(
         kv_group_size=config.kv_group_size if config.kv_bits else None,
     )
     compiler = None if source is None else Compiler(partial(_lexicon, source, vocabulary))
-    store = _store(config, loaded, source, layers)
+    store = _store(config, loaded, source, layers, storage)
     swap = _swap(config, layers, swap_bytes)
     if device.compiles_kernels:
         on_progress(Loading("compiling kernels"))
@@ -179,9 +181,15 @@ class _DraftModel(NamedTuple):
         return replace(geometry, full_bytes=geometry.full_bytes + self.token_bytes)
 
 
-def kv_quantization(config: EngineConfig) -> Quantization | None:
-    """The configured quantization of keys and values; None for none."""
-    return Quantization(config.kv_bits, config.kv_group_size) if config.kv_bits else None
+def kv_storage(config: EngineConfig, half: bool) -> Storage | None:
+    """How keys and values are stored; None: in the type in which the model computes.
+
+    Args:
+        half: float16 loses nothing that the model's files have, and a kernel reads it.
+    """
+    if config.kv_bits:
+        return Quantization(config.kv_bits, config.kv_group_size)
+    return HalfPrecision() if half and config.dtype == "auto" else None
 
 
 def _draft_model(
@@ -200,7 +208,8 @@ def _draft_model(
     loaded = load_model(
         *(own, config.dtype, on_progress), text_only=True, keep_quantized=keeps_quantized
     )
-    eager, _ = accelerate(loaded.model, exactly=config.dtype != "auto" or not loaded.quantized)
+    exactly = config.dtype != "auto" or not loaded.quantized
+    eager = accelerate(loaded.model, exactly).eager
     geometry, vocabulary, _ = probe(loaded.model, loaded.architecture)
     if not geometry.pads:
         raise ModelError(
@@ -230,16 +239,23 @@ def _store(
     loaded: LoadedModel,
     source: ModelSource | None,
     layers: list[LayerTemplate],
+    storage: Storage | None,
 ) -> PrefixStore | None:
     directory = config.prefix_cache_dir
     if directory is None or source is None:
         return None
     weights = [source.path] if source.kind == "gguf" else sorted(source.path.glob("*.safetensors"))
-    quantized = (config.kv_bits, config.kv_group_size) if config.kv_bits else ()
+    stored: list[int | str] = [config.kv_bits, config.kv_group_size] if config.kv_bits else []
+    if isinstance(storage, HalfPrecision):
+        stored.append("float16")
     configuration = json.dumps(loaded.config, sort_keys=True, default=str)
     try:
         model = fingerprint(
-            loaded.architecture, loaded.dtype, configuration, weights_sample(weights), *quantized
+            loaded.architecture,
+            loaded.dtype,
+            configuration,
+            weights_sample(weights),
+            *stored,
         )
         kinds = [layer.kind for layer in layers]
         return PrefixStore(directory, config.prefix_cache_dir_bytes, model, kinds, layers)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from chairlift.engine.cpu.compiled import row_attention
 from chairlift.engine.cpu.decoder import layer as decoder_layer
 from chairlift.engine.cpu.decoder import stack
 from chairlift.engine.cpu.host_attention import NORMS, PROJECTIONS, HostAttention
@@ -23,9 +24,12 @@ log = logging.getLogger(__name__)
 _TRIAL = Trial(within_rms(1e-3), log, error="an attention layer is of another form: %s")
 
 
-def install(model: Any) -> None:
+def install(model: Any) -> bool:
     """Replaces the attention layers that have Llama's, Qwen's or Gemma's form, and host products,
     and the decoder layers around them.
+
+    Returns:
+        Whether a kernel of the host reads the keys and values of all layers, also in float16.
     """
     layers = list(model.modules())
     count = sum(map(_replace, layers))
@@ -34,6 +38,7 @@ def install(model: Any) -> None:
         at_once = "in one call" if stack.install(model) else "one by one"
         parts = "decode on the host: %d attention layers, %d decoder layers, %s"
         log.info(parts, count, whole, at_once)
+    return stack.has_programs(model) and row_attention.reads_half()
 
 
 def _replace(layer: Any) -> bool:

@@ -65,6 +65,8 @@ class LoadedModel:
         max_context: in tokens; None if the configuration does not contain it.
         weight_bytes: memory of its parameters.
         quantized: its files contain quantized weights.
+        file_dtype: the type of most floating-point numbers in its files, or the one that stands
+            for theirs.
     """
 
     model: Module
@@ -74,6 +76,12 @@ class LoadedModel:
     max_context: int | None
     weight_bytes: int
     quantized: bool
+    file_dtype: mx.Dtype
+
+    @property
+    def has_half_precision(self) -> bool:
+        """Whether the files have numbers of 16 bits."""
+        return self.file_dtype in (mx.float16, mx.bfloat16)
 
 
 class _OpenedModel(NamedTuple):
@@ -83,6 +91,7 @@ class _OpenedModel(NamedTuple):
     config: dict[str, Any]
     max_context: int | None
     quantized: bool
+    file_dtype: mx.Dtype
 
 
 def load_model(
@@ -137,15 +146,15 @@ def load_model(
     except Exception as error:
         # mlx-lm, safetensors and MLX raise many types of errors; the operator gets one line.
         raise _explained(source.path, error) from error
-    floats = _floating(opened.model)
     return LoadedModel(
         model=opened.model,
         config=opened.config,
         architecture=opened.config["model_type"],
-        dtype=str(floats.most_common(1)[0][0]).removeprefix("mlx.core."),
+        dtype=str(_float_type(opened.model)).removeprefix("mlx.core."),
         max_context=opened.max_context,
         weight_bytes=sum(array.nbytes for array in _parameters(opened.model).values()),
         quantized=opened.quantized,
+        file_dtype=opened.file_dtype,
     )
 
 
@@ -159,7 +168,8 @@ def _open_gguf(
         dtype=dtype or own_dtype(file),
         on_progress=on_progress,
     )
-    return _OpenedModel(model, config, config["max_position_embeddings"], is_quantized(file))
+    context = config["max_position_embeddings"]
+    return _OpenedModel(model, config, context, is_quantized(file), own_dtype(file))
 
 
 def _open_directory(
@@ -169,6 +179,7 @@ def _open_directory(
     text_only: bool,
 ) -> _OpenedModel:
     model, config = _from_directory(source, text_only)
+    file_dtype = _float_type(model)
     if dtype is not None:
         _cast(model, dtype)
     if dtype is not None and dtype == mx.float32 and profile.current().on_cpu:
@@ -177,7 +188,7 @@ def _open_directory(
         if sees or not keep_quantized(group_size(model)):
             model = dequantize_model(model)
     quantized = any(config.get(key) for key in _QUANTIZATION_KEYS)
-    return _OpenedModel(model, config, _max_context(config), quantized)
+    return _OpenedModel(model, config, _max_context(config), quantized, file_dtype)
 
 
 def _from_directory(source: ModelSource, text_only: bool) -> tuple[Module, dict[str, Any]]:
@@ -252,13 +263,13 @@ def _parameters(model: Any) -> dict[str, mx.array]:
     return dict(tree_flatten(model.parameters()))
 
 
-def _floating(model: Module) -> Counter[mx.Dtype]:
-    """The number of elements of each floating-point type."""
+def _float_type(model: Module) -> mx.Dtype:
+    """The type of most of its floating-point numbers."""
     counts: Counter[mx.Dtype] = Counter()
     for array in _parameters(model).values():
         if mx.issubdtype(array.dtype, mx.floating):
             counts[array.dtype] += array.size
-    return counts
+    return counts.most_common(1)[0][0]
 
 
 def _max_context(config: dict[str, Any]) -> int | None:

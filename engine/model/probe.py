@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from chairlift.cache.capacity import KVGeometry
 from chairlift.cache.kinds import UnsupportedKind, make_batch
-from chairlift.cache.quantized import CannotQuantize, Quantization
+from chairlift.cache.quantized import CannotQuantize, Storage
 from chairlift.cache.saved.layers import LayerTemplate, template_of
 from chairlift.engine.errors import UnsupportedModel
 
@@ -27,7 +27,7 @@ class Probed(NamedTuple):
     layers: list[LayerTemplate]
 
 
-def probe(model: Any, architecture: str, quantization: Quantization | None = None) -> Probed:
+def probe(model: Any, architecture: str, storage: Storage | None = None) -> Probed:
     """Runs two rows of different length through a prefill and a decode step.
 
     Raises:
@@ -35,7 +35,7 @@ def probe(model: Any, architecture: str, quantization: Quantization | None = Non
             fails with batched caches. The message names the architecture.
     """
     try:
-        prompts, batch = make_batch(model, quantization), make_batch(model, quantization)
+        prompts, batch = make_batch(model, storage), make_batch(model, storage)
         for _ in range(2):
             prompts.join(columns=4)
         with prompts.step(3, [3, 2] if prompts.pads else None):

@@ -16,7 +16,7 @@ from chairlift.engine.core.background import Background
 from chairlift.engine.core.checks import MAX_REAL
 from chairlift.engine.core.core import EngineCore
 from chairlift.engine.core.prepared_model import prepare_model
-from chairlift.engine.core.start import kv_quantization
+from chairlift.engine.core.start import kv_storage
 from chairlift.engine.core.warm import warm_model
 from chairlift.engine.device.dispatch import make_dispatcher
 from chairlift.engine.device.limits import build_limits
@@ -117,10 +117,10 @@ class MeasuredModel(NamedTuple):
         )
         if not paced:
             limits = replace(limits, step_seconds=math.inf)
-        eager, kernels = self.acceleration
         prepared = prepare_model(
-            *(self.model, vocabulary, limits.chunk_multiple, eager, kv_quantization(config)),
-            kernels=kernels,
+            *(self.model, vocabulary, limits.chunk_multiple, self.acceleration.eager),
+            storage=kv_storage(config, half=False),
+            kernels=self.acceleration.pages,
             ranks=ranks,
             adapter_limits=AdapterLimits(max_loras=len(adapters)),
         )

@@ -18,7 +18,7 @@ from mlx.utils import tree_flatten
 
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.core.acceleration import accelerate
-from chairlift.engine.core.start import kv_quantization
+from chairlift.engine.core.start import kv_storage
 from chairlift.engine.cpu.thread_count import ThreadWatch, blas_threads
 from chairlift.engine.device import memory
 from chairlift.engine.device.profile import current
@@ -124,7 +124,7 @@ def _model(options: argparse.Namespace, ranks: Ranks, rank: int = 0) -> Measured
         prefix_cache_bytes=0,
     )
     acceleration = accelerate(model, spare_bytes=memory.spare_bytes(settings, ranks.sharing))
-    probed = probe(model, config["model_type"], kv_quantization(settings))
+    probed = probe(model, config["model_type"], kv_storage(settings, half=False))
     planned = memory.plan_kv_memory(settings, current(), probed.vocabulary, ranks.sharing)
     (kv_bytes,) = ranks.smallest(planned.kv_bytes)
     settings = replace(settings, kv_memory=kv_bytes)

@@ -59,6 +59,33 @@ class QuantizedWindowMachine(KindMachine):
         return False if lost > max(0, offset - self.window + 1) else None
 
 
+class HalfMachine(KindMachine):
+    """Full attention in float16. The comparison rounds each token by itself."""
+
+    half = True
+
+    def model_caches(self) -> list[Any]:
+        return [KVCache()]
+
+    def solo_caches(self) -> list[Any]:
+        return [_HalfKVCache()]
+
+    def forward(self, layers: Sequence[Any], tokens: np.ndarray) -> list[mx.array]:
+        return [self.attention(layers[0], tokens)]
+
+    def can_rewind(self, row: int, offset: int) -> bool | None:
+        return True
+
+
+class _HalfKVCache(KVCache):
+    """mlx-lm's cache of keys and values that are rounded to float16."""
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        rounded = (mx.clip(new, -65504, 65504).astype(mx.float16) for new in (keys, values))
+        all_keys, all_values = super().update_and_fetch(*rounded)
+        return all_keys.astype(mx.float32), all_values.astype(mx.float32)
+
+
 class StateMachine(KindMachine):
     """A recurrent layer; only a row's own tokens may enter its state."""
 
@@ -97,7 +124,8 @@ BOUNDED = settings(
 )
 TestQuantized = pytest.mark.slow(QuantizedMachine.TestCase)
 TestQuantizedWindow = pytest.mark.slow(QuantizedWindowMachine.TestCase)
+TestHalf = pytest.mark.slow(HalfMachine.TestCase)
 TestState = pytest.mark.slow(StateMachine.TestCase)
 TestNested = pytest.mark.slow(NestedMachine.TestCase)
 TestQuantized.settings = TestQuantizedWindow.settings = BOUNDED
-TestState.settings = TestNested.settings = BOUNDED
+TestHalf.settings = TestState.settings = TestNested.settings = BOUNDED

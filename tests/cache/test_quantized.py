@@ -12,7 +12,7 @@ from support.tiny import tiny_model
 
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.kinds import make_batch
-from chairlift.cache.quantized import Quantization
+from chairlift.cache.quantized import HalfPrecision, Quantization
 from chairlift.cache.snapshot import KVPiece, LayerKind
 from chairlift.engine.errors import UnsupportedModel
 from chairlift.engine.hub.source import ModelSource
@@ -87,6 +87,24 @@ def test_eight_bits_halve_memory_and_keep_perplexity() -> None:
     exact = _perplexity(loaded.model, tokens, None)
     assert abs(_perplexity(loaded.model, tokens, Quantization(8, 64)) / exact - 1) < 0.01
     assert abs(_perplexity(loaded.model, tokens, Quantization(4, 32)) / exact - 1) > 1e-4
+
+
+def test_layers_in_half_precision_keep_large_numbers_and_windows_their_type() -> None:
+    kinds = [LayerKind(), LayerKind(window=8), LayerKind(window=8, chunked=True)]
+    batch = BatchCache(kinds, HalfPrecision())
+    batch.join()
+    numbers = mx.array([1.0, -1e6, 1e6, 6e-6, float("nan")])
+    new = mx.broadcast_to(numbers[:, None], (1, 1, 5, 4))
+    with batch.step(5):
+        full, *others = [layer.update_and_fetch(new, new) for layer in batch.layers]
+    expected = np.array(numbers.astype(mx.float16))
+    expected[1:3] = -65504, 65504
+    for array in full:
+        assert array.dtype == mx.float32
+        assert np.array_equal(np.array(array)[0, 0, :, 0], expected, equal_nan=True)
+    assert [layer.state[0].dtype for layer in batch.layers] == [mx.float16, *[mx.float32] * 2]
+    for one in others:
+        assert mx.array_equal(one[0], new, equal_nan=True)
 
 
 def _perplexity(model: object, tokens: list[int], quantization: Quantization | None) -> float:

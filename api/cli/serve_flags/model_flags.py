@@ -74,7 +74,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("auto", "float32", "float16", "bfloat16"),
         default="auto",
         help="data type of weights and activations; auto is float32 on the CPU (with AMX, "
-        "quantized weights of small models are rounded to bfloat16) and the model's own elsewhere "
+        "quantized weights of small models are rounded to bfloat16, and where a compiled kernel "
+        "reads them, keys and values of 16-bit models to float16) and the model's own elsewhere "
         "(default: auto)",
     )
     add(

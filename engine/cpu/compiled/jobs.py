@@ -96,9 +96,11 @@ class Program:
         self._jobs += other._jobs
         self._table = None
 
-    def change(self, number: int, *arguments: int, parts: int, is_shared: bool) -> None:
-        """Gives a job other arguments; see ``Run``."""
-        job = self._jobs[number] = _Job(self._jobs[number].function, arguments, parts, is_shared)
+    def change(
+        self, number: int, function: Function, *arguments: int, parts: int, is_shared: bool
+    ) -> None:
+        """Replaces a job; see ``Run``."""
+        job = self._jobs[number] = _Job(function, arguments, parts, is_shared)
         if self._table is not None:
             _fill(self._table[number], job, self.threads)
 

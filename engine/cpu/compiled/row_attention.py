@@ -21,6 +21,8 @@ from chairlift.engine.cpu.compiled.jobs import (
     run_shared,
 )
 from chairlift.engine.cpu.compiled.llvm import kernel as llvm_kernel
+from chairlift.engine.cpu.compiled.llvm.host_compiler import Function
+from chairlift.engine.cpu.compiled.llvm.kernel import Kernel
 from chairlift.engine.cpu.compiled.llvm.row_attention import MAX_QUERIES
 from chairlift.engine.cpu.gemm import Floats
 
@@ -33,7 +35,8 @@ def supports(queries: Floats, keys: NDArray[Any], values: NDArray[Any]) -> bool:
     _, heads, dim = queries.shape
     key_heads = keys.shape[1]
     return (
-        keys.dtype == values.dtype == np.float32
+        keys.dtype == values.dtype
+        and keys.dtype in (np.float32, np.float16)
         and keys.strides[3] == values.strides[3] == keys.itemsize
         and keys.shape == values.shape
         and keys.shape[3] == dim
@@ -45,8 +48,8 @@ def supports(queries: Floats, keys: NDArray[Any], values: NDArray[Any]) -> bool:
 
 def attend(
     queries: Floats,
-    keys: Floats,
-    values: Floats,
+    keys: NDArray[Any],
+    values: NDArray[Any],
     counts: Sequence[int],
     begun: Sequence[int],
     scale: float,
@@ -55,7 +58,8 @@ def attend(
 
     Args:
         queries: ``[tokens, heads, dim]``, row by row; see ``supports``.
-        keys, values: ``[rows, key heads, columns, dim]``, which contain the new tokens.
+        keys, values: ``[rows, key heads, columns, dim]`` of float32 or float16, which contain the
+            new tokens.
         counts: the number of new tokens of each row.
         begun: each row's columns before its new tokens.
 
@@ -68,8 +72,23 @@ def attend(
     result = np.empty(queries.shape, np.float32)
     addresses = [array.ctypes.data for array in (scaled, keys, values, result)]
     job = _job(scaled.shape, keys, values, addresses, counts, begun)
-    run_shared(kernel.rows, *job.arguments, parts=job.parts, is_shared=job.is_shared)
+    run_shared(_rows(kernel, keys), *job.arguments, parts=job.parts, is_shared=job.is_shared)
     return result
+
+
+@functools.cache
+def reads_half() -> bool:
+    """Whether the kernel exists, and computes the same from float16 as from float32."""
+    kernel = llvm_kernel.compiled()
+    if kernel is None:
+        return False
+    columns, rng = 2 * kernel.outputs + 1, np.random.default_rng(0)
+    queries = rng.normal(size=(2, 1, kernel.outputs)).astype(np.float32)
+    shape = 1, 1, columns, kernel.outputs
+    keys, values = (rng.normal(size=shape).astype(np.float16) for _ in range(2))
+    own = attend(queries, keys, values, [2], [columns - 2], 1.0)
+    wide = keys.astype(np.float32), values.astype(np.float32)
+    return np.array_equal(own, attend(queries, *wide, [2], [columns - 2], 1.0))
 
 
 class AttentionJobs:
@@ -101,7 +120,7 @@ class AttentionJobs:
         tokens, heads, dim = queries.shape
         if kernel is None or dim % kernel.outputs:
             raise NoProgramError
-        self._program, self._scaled = program, scaled
+        self._kernel, self._program, self._scaled = kernel, program, scaled
         self._new = [
             (new.ctypes.data, new.strides[0] // new.itemsize, *new.shape) for new in (keys, values)
         ]
@@ -131,11 +150,14 @@ class AttentionJobs:
             return False
         cached = places.keys.ctypes.data, places.values.ctypes.data
         written = places.rows.ctypes.data, places.columns.ctypes.data
+        half = places.keys.dtype == np.float16
+        scatter = self._kernel.scatter_half if half else self._kernel.scatter
         for number, (new, line, tokens, heads, dim), buffer, address in zip(
             self._scatters, self._new, (places.keys, places.values), cached, strict=True
         ):
             self._program.change(
                 number,
+                scatter,
                 *(new, address, *written, heads, dim, line),
                 *(stride // buffer.itemsize for stride in buffer.strides[:3]),
                 parts=tokens,
@@ -145,7 +167,13 @@ class AttentionJobs:
         buffers = places.keys, places.values
         job = _job(self._scaled.shape, *buffers, (scaled, *cached, result), step.counts, step.begun)
         self._tiles = job.tiles  # until the program has run
-        self._program.change(self._attend, *job.arguments, parts=job.parts, is_shared=job.is_shared)
+        self._program.change(
+            self._attend,
+            _rows(self._kernel, places.keys),
+            *job.arguments,
+            parts=job.parts,
+            is_shared=job.is_shared,
+        )
         return True
 
     def repeat(self, chain: ProgramChain, start: int, others: Sequence[HostPlaces]) -> None:
@@ -172,6 +200,11 @@ def are_alike(one: HostPlaces, other: HostPlaces) -> bool:
     )
 
 
+def _rows(kernel: Kernel, keys: NDArray[Any]) -> Function:
+    """The function that reads keys and values of this type."""
+    return kernel.rows_half if keys.dtype == np.float16 else kernel.rows
+
+
 class _Attention(NamedTuple):
     """The arguments of ``Run`` for the function ``rows``, and the tiles that it reads."""
 
@@ -183,8 +216,8 @@ class _Attention(NamedTuple):
 
 def _job(
     shape: tuple[int, ...],
-    keys: Floats,
-    values: Floats,
+    keys: NDArray[Any],
+    values: NDArray[Any],
     addresses: Sequence[int],
     counts: Sequence[int],
     begun: Sequence[int],
@@ -199,7 +232,7 @@ def _job(
     assert len(counts) <= rows
     assert sum(counts) == tokens
     assert max(map(add, counts, begun)) <= columns
-    steps = [stride // 4 for array in (keys, values) for stride in array.strides[:3]]
+    steps = [stride // array.itemsize for array in (keys, values) for stride in array.strides[:3]]
     most = max(1, MAX_QUERIES // (heads // key_heads))
     tiles, address, seen = _tiles(tuple(counts), tuple(begun), most)
     return _Attention(

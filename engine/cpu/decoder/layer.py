@@ -18,6 +18,7 @@ from chairlift.cache.batch import BatchCache
 from chairlift.cache.layer import LayerCache
 from chairlift.cache.packed.host_step import HostStep, host_step
 from chairlift.cache.packed.step import PackedLayer
+from chairlift.cache.quantized import HalfLayer
 from chairlift.cache.snapshot import LayerKind
 from chairlift.engine.cpu.compiled.jobs import NoProgramError, Program
 from chairlift.engine.cpu.compiled.row_attention import AttentionJobs
@@ -255,9 +256,8 @@ def replace(layer: Any, host: HostDecode, trial: Trial) -> bool:
 
 def is_plain(cache: Any) -> bool:
     """Whether a cache has whole keys and values, so that the host can read them."""
-    if isinstance(cache, PackedLayer):
-        return all(type(layer) is LayerCache for layer in cache.layers)
-    return type(cache) is LayerCache
+    layers = cache.layers if isinstance(cache, PackedLayer) else [cache]
+    return all(type(layer) in (LayerCache, HalfLayer) for layer in layers)
 
 
 def _decoded(host: HostDecode, x: mx.array, mask: DecodeMask, cache: DecodeCache) -> mx.array:

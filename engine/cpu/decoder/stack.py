@@ -150,9 +150,7 @@ def install(model: Any) -> bool:
     Returns:
         Whether some layers have programs, and a trial gives the same logits.
     """
-    layers = list(getattr(model, "layers", ()))
-    found = [getattr(layer, "host", None) for layer in layers]
-    hosts = [host for host in found if isinstance(host, HostDecoderLayer)]
+    layers, hosts = _layers(model), _hosts(model)
     if len(layers) < 2 or len(hosts) < len(layers) or not any(map(_has_program, hosts)):
         return False
     expected = _TRIAL.attempt(lambda: _logits(model))
@@ -167,6 +165,21 @@ def install(model: Any) -> bool:
     for layer, original in zip(layers, classes, strict=True):
         layer.__class__ = original
     return False
+
+
+def has_programs(model: Any) -> bool:
+    """Whether the host computes all decoder layers by programs that contain attention."""
+    hosts = _hosts(model)
+    return len(hosts) == len(_layers(model)) > 0 and all(map(_has_program, hosts))
+
+
+def _layers(model: Any) -> list[Any]:
+    return list(getattr(model, "layers", ()))
+
+
+def _hosts(model: Any) -> list[HostDecoderLayer]:
+    found = [getattr(layer, "host", None) for layer in _layers(model)]
+    return [host for host in found if isinstance(host, HostDecoderLayer)]
 
 
 def _has_program(layer: HostDecoderLayer) -> bool:

@@ -18,11 +18,13 @@ from support.engine.kv import filled_batch
 
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.packed.step import BatchStep, packed
+from chairlift.cache.quantized import HalfPrecision
 from chairlift.cache.speculation import Speculation
 from chairlift.engine.cpu import decode_attention, host_linear, kernels
 from chairlift.engine.cpu.compiled import compiled_elementwise, compiled_matmul, jobs, row_attention
 from chairlift.engine.cpu.compiled.compiled_matmul import CompiledMatrix
 from chairlift.engine.cpu.compiled.jobs import NoProgramError
+from chairlift.engine.cpu.compiled.llvm import kernel as llvm_kernel
 from chairlift.engine.cpu.compiled.worker_threads import shared
 from chairlift.engine.cpu.decoder import layer as decoder_layer
 from chairlift.engine.cpu.gemm import Floats
@@ -122,8 +124,10 @@ def test_a_changed_job_reads_its_new_arguments() -> None:
     build.sum(first, first, result)
     build.program.run()
     assert (result == 2).all()
+    kernel = llvm_kernel.compiled()
+    assert kernel is not None
     arguments = (first.ctypes.data, second.ctypes.data, result.ctypes.data, 32, 32, 32, 32)
-    build.program.change(0, *arguments, parts=3, is_shared=True)
+    build.program.change(0, kernel.add, *arguments, parts=3, is_shared=True)
     build.program.run()
     assert (result == 3).all()
 
@@ -142,16 +146,17 @@ def test_numbers_that_do_not_fill_registers_have_no_program() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("storage", [None, HalfPrecision()])
 @pytest.mark.parametrize("dim", [16, 32, 64])
 @pytest.mark.parametrize("name", FORMS)
 def test_steps_by_programs_are_identical_to_those_without(
-    name: str, dim: int, monkeypatch: pytest.MonkeyPatch
+    name: str, dim: int, storage: HalfPrecision | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With rows and drafts of any lengths; heads of 16 fill no registers on some CPUs."""
     monkeypatch.setattr(host_linear, "MIN_WEIGHTS", 0)
     model = _model(name, dim)
     used = _Count(monkeypatch)
-    one, other = (_filled(model) for _ in range(2))
+    one, other = (_filled(model, storage) for _ in range(2))
     rng = random.Random(dim)
     for step in range(14):
         shared.set(rng.choice([1, 2, 3]))
@@ -209,9 +214,9 @@ def _model(name: str, dim: int) -> Any:
     return model
 
 
-def _filled(model: Any) -> BatchCache:
+def _filled(model: Any, storage: HalfPrecision | None = None) -> BatchCache:
     """Caches with three rows of different lengths, as a step before has left them."""
-    batch = filled_batch(model, (3, 150, 1))
+    batch = filled_batch(model, (3, 150, 1), storage)
     _step(model, batch, [1, 1, 1], mx.array([[1], [2], [3]]), [1, 1, 1])
     return batch
 

@@ -53,6 +53,12 @@ def test_each_token_attends_to_its_own_row_up_to_itself(
     result = row_attention.attend(queries, keys, values, counts, begun, 0.125)
     exact = _exact(queries, keys, values, counts, begun, 0.125)
     assert np.allclose(result, exact, rtol=1e-4, atol=2e-5 * max(1.0, spread))
+    half = [buffer.astype(np.float16) for buffer in (keys, values)]
+    whole = [buffer.astype(np.float32) for buffer in half]
+    from_half, from_whole = (
+        row_attention.attend(queries, *stored, counts, begun, 0.125) for stored in (half, whole)
+    )
+    assert np.array_equal(from_half, from_whole), "float16 is read as it is"
 
 
 @given(count=st.integers(1, 40), begun=st.integers(0, 300), group=st.integers(1, 5))
@@ -82,6 +88,8 @@ def test_supported_forms() -> None:
     assert kernel is not None
     queries, keys, values = _random([2], [5], 3, 3, 2, 1.0)
     assert row_attention.supports(queries, keys, values)
+    assert row_attention.supports(queries, keys.astype(np.float16), values.astype(np.float16))
+    assert row_attention.reads_half()
     assert not row_attention.supports(queries[..., 1:], keys[..., 1:], values[..., 1:])
     assert not row_attention.supports(queries, keys, values[..., : kernel.outputs])
     assert not row_attention.supports(queries, keys.astype(np.float16), values)

@@ -127,6 +127,17 @@ def test_a_quantized_directory_stays_quantized_if_it_should(tmp_path: Path) -> N
     assert mx.allclose(kept(tokens), expected, rtol=1e-3, atol=1e-3).item()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_the_type_in_the_files_is_known(tmp_path: Path, dtype: str) -> None:
+    model, path = tiny_model("llama"), tiny_model_dir(tmp_path, "llama")
+    model.set_dtype(getattr(mx, dtype))
+    mx.save_safetensors(str(path / "model.safetensors"), dict(tree_flatten(model.parameters())))
+    for asked in ("auto", "float32"):
+        loaded = load_model(_directory(path), asked)
+        assert (loaded.dtype, loaded.file_dtype) == ("float32", getattr(mx, dtype))
+        assert loaded.has_half_precision == (dtype != "float32")
+
+
 def test_a_null_quantization_is_none(tmp_path: Path) -> None:
     path = tiny_model_dir(tmp_path, "llama")
     _edit_config(path, quantization=None, quantization_config=None)

@@ -22,7 +22,7 @@ from support.cache.kind_layers import HEADS, KEY_DIM, assert_same_layer, attenti
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.capacity import Capacity
 from chairlift.cache.kinds import make_batch
-from chairlift.cache.quantized import Quantization
+from chairlift.cache.quantized import HalfPrecision, Quantization
 from chairlift.cache.snapshot import Snapshot
 
 GROUP = 32
@@ -55,6 +55,7 @@ class KindMachine(RuleBasedStateMachine):
     """A batch, and mlx-lm's caches for each of its rows. Subclasses define the kinds of caches."""
 
     quantization: Quantization | None = None
+    half = False
 
     def model_caches(self) -> list[Any]:
         """The caches that the model's ``make_cache`` returns, and that ours batch."""
@@ -90,7 +91,8 @@ class KindMachine(RuleBasedStateMachine):
         """Sets up a kind; ``bits``, ``window`` and ``dtype`` are drawn before."""
 
     def _batch(self) -> BatchCache:
-        return make_batch(_Model(self.model_caches()), self.quantization)
+        storage = HalfPrecision() if self.half else self.quantization
+        return make_batch(_Model(self.model_caches()), storage)
 
     def _fresh(self, count: int) -> list[int]:
         self.last += count

@@ -12,7 +12,7 @@ from support.engine.core import build_core
 
 from chairlift.cache.pages import page
 from chairlift.cache.pages.kernels import PageKernels
-from chairlift.cache.quantized import Quantization
+from chairlift.cache.quantized import Storage
 from chairlift.cache.saved.nodes import fingerprint
 from chairlift.cache.store.store import PrefixStore
 from chairlift.cache.swap.files import SwapFiles
@@ -53,7 +53,7 @@ class Bench:
         swap: int = 0,
         swap_files: SwapFiles | None = None,
         offloads: bool = False,
-        quantization: Quantization | None = None,
+        quantization: Storage | None = None,
         bands: int = 1,
         ahead: int = 0,
         max_scored: int = 512,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from chairlift.cache.pages.kernels import PageKernels
-from chairlift.cache.quantized import Quantization
+from chairlift.cache.quantized import Storage
 from chairlift.cache.store.store import PrefixStore
 from chairlift.cache.swap.swap import Swap
 from chairlift.engine.core.core import IMAGE_BYTES, EngineCore
@@ -25,7 +25,7 @@ def build_core(
     limits: Limits,
     eager: bool = False,
     prefix_bytes: int = 0,
-    quantization: Quantization | None = None,
+    quantization: Storage | None = None,
     store: PrefixStore | None = None,
     swap: Swap[Sequence] | None = None,
     kernels: PageKernels | None = None,

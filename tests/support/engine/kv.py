@@ -11,6 +11,7 @@ import numpy as np
 
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.kinds import make_batch
+from chairlift.cache.quantized import Storage
 
 HEADS, KEY_DIM, VALUE_DIM = 2, 3, 5
 
@@ -29,9 +30,9 @@ def tokens_to_kv(tokens: np.ndarray) -> tuple[mx.array, mx.array]:
     )
 
 
-def filled_batch(model: Any, lengths: Sequence[int]) -> BatchCache:
+def filled_batch(model: Any, lengths: Sequence[int], storage: Storage | None = None) -> BatchCache:
     """The model's caches of rows with prompts of these lengths."""
-    make = partial(make_batch, model)
+    make = partial(make_batch, model, storage)
     batch = make()
     for length in lengths:
         prompt = make()

@@ -12,16 +12,16 @@ from support.engine.llama4 import tiny_llama4
 from support.tiny import tiny_model
 
 from chairlift.cache.capacity import Capacity
-from chairlift.cache.quantized import Quantization
+from chairlift.cache.quantized import HalfPrecision, Quantization, Storage
 from chairlift.scheduler.sequence import Sequence
 from chairlift.scheduler.step_memory.capacity_planner import CapacityPlanner
 
 
 class Kind(NamedTuple):
-    """A model, and how its keys and values are quantized."""
+    """A model, and how its keys and values are stored."""
 
     make: Callable[[], Any]
-    quantization: Quantization | None = None
+    quantization: Storage | None = None
 
 
 def _quantized_llama4() -> Any:
@@ -34,6 +34,7 @@ KINDS = {
     "state": Kind(lambda: tiny_model("lfm2", seed=2)),
     "chunked": Kind(tiny_llama4),
     "quantized": Kind(_quantized_llama4, quantization=Quantization(8, 32)),
+    "half": Kind(lambda: tiny_model("llama", seed=2), HalfPrecision()),
     "cache lists": Kind(lambda: conformance_model("falcon_h1")),
 }
 
@@ -60,18 +61,18 @@ def squeeze(bench: Bench, max_rows: int) -> None:
 
 def assert_same(got: Bench, expected: Bench) -> None:
     assert got.outputs.keys() == expected.outputs.keys()
-    compared = 0
+    compared, packed = 0, isinstance(got.quantization, Quantization)
     for name, index in expected.outputs:
         pairs = zip(got.outputs[name, index], expected.outputs[name, index], strict=True)
         for at, (ours, theirs) in enumerate(pairs):
             assert ours.logprobs is not None
             assert theirs.logprobs is not None
             [one], [other] = ours.logprobs, theirs.logprobs
-            if got.quantization and other.top[0][1] - other.top[1][1] < TIE:
+            if packed and other.top[0][1] - other.top[1][1] < TIE:
                 break
             assert ours.token_ids == theirs.token_ids, (name, at)
             compared += 1
             assert ours.finish == theirs.finish
-            close = TIE / 2 if got.quantization else 1e-3
+            close = TIE / 2 if packed else 1e-3
             assert one.logprob == pytest.approx(other.logprob, abs=close)
     assert compared > 50

@@ -13,7 +13,8 @@ The parts are tokens unless it says otherwise, and their numbers are a multiple 
   inputs; then the numbers of a token, and those from one token to the next for all three.
 - ``scale``: products with a number. Arguments: the addresses of the inputs, of the number and of
   the results, then the numbers of a token, and those from one token to the next for both.
-- ``scatter``: copies each token to its place ``[row, head, column]``. Arguments: the addresses of
+- ``scatter``: copies each token to its place ``[row, head, column]``, and ``scatter_half`` as
+  float16, whose largest number stands for larger ones. Arguments: the addresses of
   the inputs, of the results, and of the tokens' rows and columns (integers); then heads, the
   numbers of a head, those from one token's inputs to the next one's, and those from one row, head
   and column of the results to the next.
@@ -30,6 +31,9 @@ from collections.abc import Mapping
 from chairlift.engine.cpu.compiled.llvm.jobs import shared
 from chairlift.engine.cpu.compiled.llvm.softmax import splat
 
+# The largest float16.
+LARGEST_HALF = 65504.0
+
 
 def source(lanes: int) -> str:
     """All functions, for registers of ``lanes`` numbers. They use ``llvm.softmax.exponential``."""
@@ -44,14 +48,21 @@ def source(lanes: int) -> str:
             _norm(lanes),
             _add(lanes),
             _scale(lanes),
-            _scatter(lanes),
+            _scatter(lanes, "float"),
+            _scatter(lanes, "half"),
             _rotate(lanes),
         ]
     )
 
 
 def _loop(
-    lanes: int, entry: str, inputs: Mapping[str, str], lines: str, results: str, end: str
+    lanes: int,
+    entry: str,
+    inputs: Mapping[str, str],
+    lines: str,
+    results: str,
+    end: str,
+    kind: str = "float",
 ) -> str:
     """Computes ``%numbers`` results, a register at a time, and goes to ``end``.
 
@@ -60,6 +71,7 @@ def _loop(
         inputs: the addresses from which variables are loaded.
         lines: compute ``%r`` of these variables.
         results: the address to which ``%r`` is stored.
+        kind: the type of the results, ``float`` or ``half``.
     """
     vector = f"<{lanes} x float>"
     loads = "\n".join(
@@ -73,8 +85,8 @@ loop:
   %i = phi i64 [0, %{entry}], [%i_next, %loop]
 {loads}
 {lines}
-  %to.at = getelementptr float, ptr {results}, i64 %i
-  store {vector} %r, ptr %to.at, align 4
+  %to.at = getelementptr {kind}, ptr {results}, i64 %i
+  store <{lanes} x {kind}> %r, ptr %to.at, align {4 if kind == "float" else 2}
   %i_next = add i64 %i, {lanes}
   %more = icmp ult i64 %i_next, %numbers
   br i1 %more, label %loop, label %{end}
@@ -211,7 +223,19 @@ def _scale(lanes: int) -> str:
     return shared("scale", arguments, body)
 
 
-def _scatter(lanes: int) -> str:
+def _scatter(lanes: int, kind: str) -> str:
+    vector = f"<{lanes} x float>"
+    lines, loaded = "", "%r"
+    if kind == "half":
+        largest, least = splat(LARGEST_HALF, lanes), splat(-LARGEST_HALF, lanes)
+        loaded = "%v"
+        lines = f"""
+  %large = fcmp ogt {vector} %v, {largest}
+  %low = select <{lanes} x i1> %large, {vector} {largest}, {vector} %v
+  %small = fcmp olt {vector} %low, {least}
+  %within = select <{lanes} x i1> %small, {vector} {least}, {vector} %low
+  %r = fptrunc {vector} %within to <{lanes} x half>
+"""
     body = f"""
   %row.at = getelementptr i64, ptr %rows, i64 %part
   %row = load i64, ptr %row.at, align 8
@@ -220,7 +244,7 @@ def _scatter(lanes: int) -> str:
   %ro = mul i64 %row, %row_stride
   %co = mul i64 %column, %column_stride
   %to = add i64 %ro, %co
-  %yr = getelementptr float, ptr %y, i64 %to
+  %yr = getelementptr {kind}, ptr %y, i64 %to
   %from = mul i64 %part, %stride
   %xr = getelementptr float, ptr %x, i64 %from
   br label %head
@@ -229,8 +253,8 @@ head:
   %xo = mul i64 %h, %numbers
   %xh = getelementptr float, ptr %xr, i64 %xo
   %yo = mul i64 %h, %head_stride
-  %yh = getelementptr float, ptr %yr, i64 %yo
-  {_loop(lanes, "head", {"%r": "%xh"}, "", "%yh", "head_end")}
+  %yh = getelementptr {kind}, ptr %yr, i64 %yo
+  {_loop(lanes, "head", {loaded: "%xh"}, lines, "%yh", "head_end", kind)}
 head_end:
   %h_next = add i64 %h, 1
   %h_more = icmp ult i64 %h_next, %heads
@@ -240,7 +264,7 @@ head_end:
         "ptr %x, ptr %y, ptr %rows, ptr %columns, i64 %heads, i64 %numbers, i64 %stride, "
         "i64 %row_stride, i64 %head_stride, i64 %column_stride"
     )
-    return shared("scatter", arguments, body)
+    return shared("scatter" if kind == "float" else "scatter_half", arguments, body)
 
 
 def _rotate(lanes: int) -> str:

@@ -20,7 +20,11 @@ from chairlift.engine.cpu.compiled.llvm.attention import WIDE
 from chairlift.engine.cpu.compiled.llvm.host_compiler import Function, host_compiler
 from chairlift.engine.cpu.compiled.llvm.jobs import LINE_BYTES
 from chairlift.engine.cpu.compiled.llvm.panels import Registers, groups, panels
+from chairlift.engine.cpu.compiled.llvm.softmax import loaded
 from chairlift.engine.cpu.compiled.llvm.tiles import tile
+
+# The products of ``llvm.row_attention``, and the bytes of the numbers that they prefetch.
+_FETCHING = {"scores_float": 4, "scores_half": 2, "values_half": 2}
 
 
 class Kernel(NamedTuple):
@@ -43,8 +47,8 @@ class Kernel(NamedTuple):
             of the quantization.
         transposed: see ``llvm.attention``.
         plain: see ``llvm.attention``.
-        rows: see ``llvm.row_attention``.
-        swiglu, geglu, norm, add, scale, scatter, rotate: see ``llvm.elementwise``.
+        rows, rows_half: see ``llvm.row_attention``.
+        swiglu, geglu, norm, add, scale, scatter, scatter_half, rotate: see ``llvm.elementwise``.
     """
 
     lanes: int
@@ -62,12 +66,14 @@ class Kernel(NamedTuple):
     transposed: Function
     plain: Function
     rows: Function
+    rows_half: Function
     swiglu: Function
     geglu: Function
     norm: Function
     add: Function
     scale: Function
     scatter: Function
+    scatter_half: Function
     rotate: Function
 
 
@@ -86,8 +92,8 @@ def compiled() -> Kernel | None:
     function = compiler.compile(_source(registers)).function
     products = ["float", "bfloat", "float_groups", "bfloat_groups"]
     products += [*quantized.BITS, *(f"{kind}_groups" for kind in quantized.BITS)]
-    attention = ("transposed", "plain", "rows")
-    others = ("swiglu", "geglu", "norm", "add", "scale", "scatter", "rotate")
+    attention = ("transposed", "plain", "rows", "rows_half")
+    others = ("swiglu", "geglu", "norm", "add", "scale", "scatter", "scatter_half", "rotate")
     names = (*products, *attention, *others)
     return Kernel(registers.lanes, WIDE * registers.lanes, *map(function, names))
 
@@ -95,7 +101,7 @@ def compiled() -> Kernel | None:
 def _registers(features: Mapping[str, bool]) -> Registers | None:
     if platform.machine() in ("aarch64", "arm64"):
         return Registers(lanes=4, tokens=8, quantized=8)
-    if not (features.get("avx2") and features.get("fma")):
+    if not all(map(features.get, ("avx2", "fma", "f16c"))):
         return None
     return Registers(16, 12, 10) if features.get("avx512f") else Registers(8, 6, 4)
 
@@ -113,10 +119,11 @@ def _source(registers: Registers) -> str:
         counts = range(1, registers.tokens_of(kind) + 1)
         parts += [make(kind, registers.lanes, tokens) for tokens in counts]
         parts += [panels(kind, registers), groups(kind, registers)]
-    parts += [_tile("fetching", registers.lanes, n) for n in range(1, registers.tokens + 1)]
+    for kind in _FETCHING:
+        parts += [_tile(kind, registers.lanes, n) for n in range(1, registers.tokens + 1)]
     parts += [quantized.expand(kind, registers.lanes) for kind in quantized.BITS]
-    for module in (attention, row_attention):
-        parts.append(module.source(registers.lanes, registers.tokens))
+    parts.append(attention.source(registers.lanes, registers.tokens))
+    parts.append(row_attention.source(registers.lanes, registers.tokens))
     parts.append(elementwise.source(registers.lanes))
     return "\n".join(parts)
 
@@ -125,8 +132,8 @@ def _tile(kind: str, lanes: int, tokens: int) -> str:
     """A tile of float32 or bfloat16 weights.
 
     Those of an input are ``step`` numbers after those of the input before. With bfloat16, which
-    only panels have, the next panel is prefetched while this one is multiplied. ``fetching`` is
-    float32, and prefetches as many bytes as a panel has from the address of a further argument.
+    only panels have, the next panel is prefetched while this one is multiplied. The kinds of
+    ``_FETCHING`` prefetch as many numbers as a panel has from the address of a further argument.
     """
     end = [
         "%next = add i64 %i, 1",
@@ -134,16 +141,16 @@ def _tile(kind: str, lanes: int, tokens: int) -> str:
         "br i1 %more, label %loop, label %end",
         "end:",
     ]
-    more = ", ptr %fetched" if kind == "fetching" else ""
+    more = ", ptr %fetched" if kind in _FETCHING else ""
     return tile(kind, lanes, tokens, partial(_inputs, kind, lanes), end, more)
 
 
 def _inputs(kind: str, lanes: int, sums: Sequence[str]) -> list[str]:
     """See ``begin`` of ``tile``."""
     vector, integers = f"<{lanes} x float>", f"<{lanes} x i32>"
-    loaded = f"<{lanes} x i16>" if kind == "bfloat" else vector
     shifts = ", ".join(["i32 16"] * lanes)
-    element = "i16" if kind == "bfloat" else "float"
+    element = {"bfloat": "i16", "values_half": "half"}.get(kind, "float")
+    registers = f"<{lanes} x {element}>"
     lines = ["br label %loop", "loop:", "%i = phi i64 [0, %entry], [%next, %loop]"]
     lines += [f"%s{name} = phi {vector} [%b{name}, %entry], [%n{name}, %loop]" for name in sums]
     lines += ["%at = mul i64 %i, %step", f"%wi = getelementptr {element}, ptr %w, i64 %at"]
@@ -153,8 +160,8 @@ def _inputs(kind: str, lanes: int, sums: Sequence[str]) -> list[str]:
             "%wa = getelementptr i16, ptr %wi, i64 %ahead",
             "call void @llvm.prefetch.p0(ptr %wa, i32 0, i32 2, i32 1)",
         ]
-    if kind == "fetching":
-        width = 4 * WIDE * lanes
+    if kind in _FETCHING:
+        width = _FETCHING[kind] * WIDE * lanes
         lines.append(f"%fetch = mul i64 %i, {width}")
         for line in range(0, width, LINE_BYTES):
             lines += [
@@ -163,13 +170,13 @@ def _inputs(kind: str, lanes: int, sums: Sequence[str]) -> list[str]:
                 f"call void @llvm.prefetch.p0(ptr %fp{line}, i32 0, i32 2, i32 1)",
             ]
     for wide in range(WIDE):
-        lines.append(f"%wp{wide} = getelementptr {loaded}, ptr %wi, i64 {wide}")
+        lines.append(f"%wp{wide} = getelementptr {registers}, ptr %wi, i64 {wide}")
         if kind != "bfloat":
-            lines.append(f"%w{wide} = load {loaded}, ptr %wp{wide}, align 4")
+            lines += loaded(f"%w{wide}", lanes, element, f"%wp{wide}")
             continue
         lines += [
-            f"%h{wide} = load {loaded}, ptr %wp{wide}, align 2",
-            f"%e{wide} = zext {loaded} %h{wide} to {integers}",
+            f"%h{wide} = load {registers}, ptr %wp{wide}, align 2",
+            f"%e{wide} = zext {registers} %h{wide} to {integers}",
             f"%u{wide} = shl {integers} %e{wide}, <{shifts}>",
             f"%w{wide} = bitcast {integers} %u{wide} to {vector}",
         ]

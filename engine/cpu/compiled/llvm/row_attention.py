@@ -11,10 +11,11 @@ A token's result is identical to the last bit whichever tokens are computed besi
 at the same columns for all tokens, and a column that a token does not see has the weight 0.
 
 Arguments: the addresses of the queries ``[tokens, heads, dim]``, already multiplied by the scale,
-of keys and values ``[rows, key heads, columns, dim]``, of the result ``[tokens, heads, width]`` and
-of the tiles; the numbers of heads and key heads, ``dim``, ``width``; then, for keys and for values,
-the numbers from one row, one head and one column to the next. A tile is four integers: its first
-token, how many tokens, their row, and the columns that the first of them sees.
+of keys and values ``[rows, key heads, columns, dim]`` (float32, or with ``rows_half`` float16), of
+the result ``[tokens, heads, width]`` and of the tiles; the numbers of heads and key heads, ``dim``,
+``width``; then, for keys and for values, the numbers from one row, one head and one column to the
+next. A tile is four integers: its first token, how many tokens, their row, and the columns that the
+first of them sees.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from chairlift.engine.cpu.compiled.llvm.softmax import (
     transpose,
 )
 
+# The functions, by the type of keys and values.
+_FUNCTIONS = {"float": "rows", "half": "rows_half"}
 # Queries of a tile, which share the transposition of keys.
 MAX_QUERIES = 48
 # Columns of a block: a tile's scores of a block, and its values, stay in the L1 or L2 cache.
@@ -41,31 +44,31 @@ _ARGUMENTS = (
 
 
 def source(lanes: int, most: int) -> str:
-    """The function ``rows``, for registers of ``lanes`` numbers and up to ``most`` sums each."""
-    passed = f"call void @attend_tile({_ARGUMENTS}, i64 %part)\nbr label %part_end"
-    parts = [
-        exponential(lanes),
-        transpose(lanes),
-        softmax(lanes),
-        _queries(most),
-        _tile(WIDE * lanes),
-        shared("rows", _ARGUMENTS, passed),
-    ]
+    """Both functions, for registers of ``lanes`` numbers and up to ``most`` sums each."""
+    parts = ["declare i64 @llvm.umin.i64(i64, i64)", exponential(lanes), softmax(lanes)]
+    parts += ["declare i64 @llvm.smax.i64(i64, i64)"]
+    parts += ["declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)"]
+    for kind, function in _FUNCTIONS.items():
+        passed = f"call void @attend_tile_{kind}({_ARGUMENTS}, i64 %part)\nbr label %part_end"
+        parts += [transpose(lanes, kind), _queries(f"scores_{kind}", most)]
+        if kind != "float":
+            parts.append(_queries(f"values_{kind}", most))
+        parts += [_tile(WIDE * lanes, kind), shared(function, _ARGUMENTS, passed)]
     return "\n".join(parts)
 
 
-def _queries(most: int) -> str:
+def _queries(kind: str, most: int) -> str:
     """A function that multiplies all of a tile's queries by one panel; see ``llvm.kernel``."""
     tiles = "\n".join(
         f"tile{count}:\n"
-        f"call void @fetching_{count}(ptr %w, ptr %xq, ptr %yq, i64 %inputs, i64 %count, "
+        f"call void @{kind}_{count}(ptr %w, ptr %xq, ptr %yq, i64 %inputs, i64 %count, "
         "i64 %stride, i64 %step, i1 %first, ptr %fetched)\n"
         "br label %next"
         for count in range(1, most + 1)
     )
     cases = " ".join(f"i64 {count}, label %tile{count}" for count in range(1, most))
     return f"""
-define internal void @tile_products(ptr %w, ptr %x, ptr %y, i64 %queries, i64 %inputs, i64 %count,
+define internal void @products_{kind}(ptr %w, ptr %x, ptr %y, i64 %queries, i64 %inputs, i64 %count,
                                     i64 %stride, i64 %step, i1 %first, ptr %fetched) {{
 entry:
   br label %loop
@@ -88,12 +91,11 @@ end:
 """
 
 
-def _tile(panel: int) -> str:
-    """The function that computes one key head of one tile."""
+def _tile(panel: int, kind: str) -> str:
+    """The function that computes one key head of one tile of keys and values of a type."""
+    values = "scores_float" if kind == "float" else f"values_{kind}"
     return f"""
-declare i64 @llvm.smax.i64(i64, i64)
-declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
-define internal void @attend_tile({_ARGUMENTS}, i64 %part) {{
+define internal void @attend_tile_{kind}({_ARGUMENTS}, i64 %part) {{
 entry:
   %number = udiv i64 %part, %key_heads
   %head = urem i64 %part, %key_heads
@@ -112,11 +114,11 @@ entry:
   %kro = mul i64 %row, %kr
   %kho = mul i64 %head, %kh
   %ko = add i64 %kro, %kho
-  %k = getelementptr float, ptr %keys, i64 %ko
+  %k = getelementptr {kind}, ptr %keys, i64 %ko
   %vro = mul i64 %row, %vr
   %vho = mul i64 %head, %vh
   %vo = add i64 %vro, %vho
-  %v = getelementptr float, ptr %values, i64 %vo
+  %v = getelementptr {kind}, ptr %values, i64 %vo
   %q_size = mul i64 %queries, %dim
   %own = alloca float, i64 %q_size, align 64
   %s_size = mul i64 %queries, {_BLOCK}
@@ -158,20 +160,20 @@ block:
   %left = sub i64 %columns, %b
   %count = call i64 @llvm.umin.i64(i64 %left, i64 {_BLOCK})
   %bo = mul i64 %b, %kc
-  %kb = getelementptr float, ptr %k, i64 %bo
+  %kb = getelementptr {kind}, ptr %k, i64 %bo
   br label %panel
 panel:
   %p = phi i64 [0, %block], [%p_next, %panel]
   %po = mul i64 %p, %kc
-  %kp = getelementptr float, ptr %kb, i64 %po
+  %kp = getelementptr {kind}, ptr %kb, i64 %po
   %wide = sub i64 %count, %p
-  call void @transpose(ptr %kp, ptr %transposed, i64 %dim, i64 %kc, i64 %wide)
+  call void @transpose_{kind}(ptr %kp, ptr %transposed, i64 %dim, i64 %kc, i64 %wide)
   %sp = getelementptr float, ptr %scores, i64 %p
   %v_column = add i64 %b, %p
   %v_fo = mul i64 %v_column, %vc
-  %v_fetched = getelementptr float, ptr %v, i64 %v_fo
-  call void @tile_products(ptr %transposed, ptr %own, ptr %sp, i64 %queries, i64 %dim, i64 %dim,
-                           i64 {_BLOCK}, i64 {panel}, i1 1, ptr %v_fetched)
+  %v_fetched = getelementptr {kind}, ptr %v, i64 %v_fo
+  call void @products_scores_{kind}(ptr %transposed, ptr %own, ptr %sp, i64 %queries, i64 %dim,
+      i64 %dim, i64 {_BLOCK}, i64 {panel}, i1 1, ptr %v_fetched)
   %p_next = add i64 %p, {panel}
   %p_more = icmp ult i64 %p_next, %count
   br i1 %p_more, label %panel, label %weigh
@@ -196,18 +198,18 @@ weigh:
 mix:
   %is_first = icmp eq i64 %b, 0
   %vbo = mul i64 %b, %vc
-  %vb = getelementptr float, ptr %v, i64 %vbo
+  %vb = getelementptr {kind}, ptr %v, i64 %vbo
   %k_no = mul i64 {_BLOCK}, %kc
-  %k_next = getelementptr float, ptr %kb, i64 %k_no
+  %k_next = getelementptr {kind}, ptr %kb, i64 %k_no
   br label %mix_panel
 mix_panel:
   %d = phi i64 [0, %mix], [%d_next, %mix_panel]
-  %vp = getelementptr float, ptr %vb, i64 %d
+  %vp = getelementptr {kind}, ptr %vb, i64 %d
   %mp = getelementptr float, ptr %mixed, i64 %d
   %k_fo = mul i64 %d, {_BLOCK}
-  %k_fetched = getelementptr float, ptr %k_next, i64 %k_fo
-  call void @tile_products(ptr %vp, ptr %scores, ptr %mp, i64 %queries, i64 {_BLOCK}, i64 %count,
-                           i64 %width, i64 %vc, i1 %is_first, ptr %k_fetched)
+  %k_fetched = getelementptr {kind}, ptr %k_next, i64 %k_fo
+  call void @products_{values}(ptr %vp, ptr %scores, ptr %mp, i64 %queries, i64 {_BLOCK},
+      i64 %count, i64 %width, i64 %vc, i1 %is_first, ptr %k_fetched)
   %d_next = add i64 %d, {panel}
   %d_more = icmp ult i64 %d_next, %width
   br i1 %d_more, label %mix_panel, label %block_end

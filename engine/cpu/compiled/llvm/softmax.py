@@ -65,15 +65,18 @@ def exponential(lanes: int) -> str:
     return "\n".join(lines)
 
 
-def transpose(lanes: int) -> str:
-    """A function that transposes the keys of a panel's columns to ``[dim, columns]``.
+def transpose(lanes: int, stored: str) -> str:
+    """A function that transposes the keys of a panel's columns to ``[dim, columns]`` in float32.
 
     The last of fewer columns is repeated.
+
+    Args:
+        stored: the type of the keys, ``float`` or ``half``; the function is named by it.
     """
     vector, panel = f"<{lanes} x float>", WIDE * lanes
+    arguments = "ptr %b, ptr %t, i64 %dim, i64 %step, i64 %columns"
     lines = [
-        "declare i64 @llvm.umin.i64(i64, i64)",
-        "define internal void @transpose(ptr %b, ptr %t, i64 %dim, i64 %step, i64 %columns) {",
+        f"define internal void @transpose_{stored}({arguments}) {{",
         "entry:",
         "%last = sub i64 %columns, 1",
     ]
@@ -81,7 +84,7 @@ def transpose(lanes: int) -> str:
         lines += [
             f"%c{column} = call i64 @llvm.umin.i64(i64 {column}, i64 %last)",
             f"%o{column} = mul i64 %c{column}, %step",
-            f"%p{column} = getelementptr float, ptr %b, i64 %o{column}",
+            f"%p{column} = getelementptr {stored}, ptr %b, i64 %o{column}",
         ]
     lines += ["br label %loop", "loop:", "%d = phi i64 [0, %entry], [%d_next, %loop]"]
     for wide in range(WIDE):
@@ -89,8 +92,8 @@ def transpose(lanes: int) -> str:
         for i, name in enumerate(names):
             at = f"%a{wide}_{i}"
             lines += [
-                f"{at} = getelementptr float, ptr %p{wide * lanes + i}, i64 %d",
-                f"{name} = load {vector}, ptr {at}, align 4",
+                f"{at} = getelementptr {stored}, ptr %p{wide * lanes + i}, i64 %d",
+                *loaded(name, lanes, stored, at),
             ]
         # Each round exchanges one bit of the numbers of registers with that of their elements.
         for bit in (1 << n for n in range(lanes.bit_length() - 1)):
@@ -120,6 +123,16 @@ def transpose(lanes: int) -> str:
         "}",
     ]
     return "\n".join(lines)
+
+
+def loaded(name: str, lanes: int, stored: str, address: str) -> list[str]:
+    """Loads a register of numbers of a type, ``float`` or ``half``, as float32."""
+    if stored == "float":
+        return [f"{name} = load <{lanes} x float>, ptr {address}, align 4"]
+    return [
+        f"{name}.half = load <{lanes} x half>, ptr {address}, align 2",
+        f"{name} = fpext <{lanes} x half> {name}.half to <{lanes} x float>",
+    ]
 
 
 def softmax(lanes: int) -> str:
