@@ -17,10 +17,13 @@ from support.tiny import TinyKind, tiny_model
 from chairlift.cache.layer import LayerCache
 from chairlift.cache.packed.step import Part
 from chairlift.cache.ring import Ring
+from chairlift.engine.core.stats import PhaseTimer
+from chairlift.engine.core.step import Step
 from chairlift.engine.core.warm import warm
 from chairlift.engine.cpu import attention, kernels
-from chairlift.engine.messages import Abort
+from chairlift.engine.messages import Abort, TokenOutput
 from chairlift.engine.model.probe import probe
+from chairlift.scheduler.plan import Plan
 
 
 def _prompts(seed: int, count: int, longest: int = 120) -> list[list[int]]:
@@ -303,3 +306,30 @@ def test_warming_runs_every_kind_of_step_and_leaves_the_engine_idle() -> None:
     assert bench.core.idle
     assert {1, 2} <= set(sampled), "a single row and several"
     assert {False, True} == set(masked), "with and without a grammar"
+
+
+@pytest.mark.parametrize("eager", [True, False])
+def test_a_step_of_an_eager_model_is_read_before_the_next_is_launched(
+    eager: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Elsewhere the device would wait for the host."""
+    bench = Bench(tiny_model("llama"), eager=eager)
+    core, events = bench.core, list[str]()
+    read, launch = core.outputs.read, core.pipeline.launch
+
+    def reads(step: Step) -> list[TokenOutput]:
+        outputs = read(step)
+        events.extend("read" for _ in outputs)
+        return outputs
+
+    def launches(plan: Plan, timer: PhaseTimer) -> None:
+        events.append("launch")
+        launch(plan, timer)
+
+    monkeypatch.setattr(core.outputs, "read", reads)
+    monkeypatch.setattr(core.pipeline, "launch", launches)
+    bench.submit("one", [1, 2, 3], 4)
+    bench.drain()
+    own = ["launch", "read"] * 4
+    delayed = ["launch", *own]
+    assert events[:8] == (own if eager else delayed[:8])
