@@ -185,7 +185,7 @@ def kv_storage(config: EngineConfig, half: bool) -> Storage | None:
     """How keys and values are stored; None: in the type in which the model computes.
 
     Args:
-        half: float16 loses nothing that the model's files have, and a kernel reads it.
+        half: the model's files have numbers of 16 bits, and a kernel reads float16.
     """
     if config.kv_bits:
         return Quantization(config.kv_bits, config.kv_group_size)

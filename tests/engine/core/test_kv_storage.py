@@ -1,4 +1,4 @@
-"""Keys and values take 16 bits each where that loses nothing that the model's files have."""
+"""Keys and values take 16 bits each if the model's files have numbers of 16 bits."""
 
 from __future__ import annotations
 
