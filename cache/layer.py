@@ -49,12 +49,10 @@ class HostPlaces(NamedTuple):
     columns: NDArray[np.intp]
 
     def write(self, keys: NDArray[Any], values: NDArray[Any]) -> None:
-        """Writes the tokens, ``[tokens, heads, dim]``."""
+        """Writes ``[tokens, heads, dim]``; the largest number stands for larger ones."""
         for buffer, new in ((self.keys, keys), (self.values, values)):
-            if buffer.dtype != new.dtype:
-                largest = np.finfo(buffer.dtype).max
-                new = new.clip(-largest, largest)
-            buffer[self.rows, :, self.columns] = new
+            same, largest = buffer.dtype == new.dtype, np.finfo(buffer.dtype).max
+            buffer[self.rows, :, self.columns] = new if same else new.clip(-largest, largest)
 
 
 class LayerCache:

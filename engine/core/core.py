@@ -309,8 +309,7 @@ class EngineCore:
         return self.pipeline.run_between(lambda: self.images.encode(seconds), timer)
 
     def _read_ahead(self, timer: PhaseTimer) -> tuple[list[TokenOutput], Chosen]:
-        """Reads the running step before the next is launched, if that costs nothing or the next
-        may have drafts.
+        """Reads the running step first, if that costs nothing or the next may have drafts.
 
         Returns:
             Its outputs, and the chosen drafts.
@@ -321,10 +320,8 @@ class EngineCore:
             return [], {}
         self._journal.read()
         outputs = self.outputs.read(self.pipeline.finish_running(timer))
-        if not due:
-            return outputs, {}
-        choose = self.scheduler.choose_drafts
-        return outputs, self.speculator.drafts(self.scheduler.running, choose)
+        choose, rows = self.scheduler.choose_drafts, self.scheduler.running
+        return outputs, self.speculator.drafts(rows, choose) if due else {}
 
     def _collect(self) -> None:
         """Passes the results of finished background work to the scheduler."""
