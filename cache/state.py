@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
 
 from chairlift.cache.snapshot import StatePiece
 
@@ -26,6 +31,9 @@ class StateLayer(_ArraysCache):
     reads a slot (None before its first write) and rewrites it each step. Padding would corrupt the
     state, so ``make_mask`` and ``left_padding`` are None. ``lengths``, the number of each
     row's tokens, is None, too, except in a call with padding after them, for models that read it.
+
+    NOTE: ``host_state`` changes an array that the layer holds. Others get handles of their own, so
+    that MLX knows of them, and copies the memory first.
     """
 
     lengths: mx.array | None = None
@@ -41,10 +49,11 @@ class StateLayer(_ArraysCache):
     def of(cls, slots: Slots, size: int, rows: int, lengths: mx.array | None = None) -> StateLayer:
         """A layer of ``rows`` rows with these states, each of ``size`` arrays."""
         layer = cls(size)
-        layer._slots, layer._rows, layer.lengths = dict(slots), rows, lengths
+        layer._slots, layer._rows, layer.lengths = _handles(slots), rows, lengths
         return layer
 
     def __getitem__(self, slot: int) -> mx.array | None:
+        _lent.layer, _lent.slot = weakref.ref(self), slot
         return self._slots.get(slot)
 
     def __iter__(self) -> Iterator[mx.array | None]:
@@ -53,7 +62,7 @@ class StateLayer(_ArraysCache):
     def __setitem__(self, slot: int, value: mx.array | None) -> None:
         if value is None:
             self._slots.pop(slot, None)
-        else:
+        elif value is not self._slots.get(slot):
             # A slice of a chunk would keep the entire chunk alive.
             self._slots[slot] = mx.contiguous(value)
 
@@ -138,7 +147,7 @@ class StateLayer(_ArraysCache):
 
     def checkpoint(self) -> Slots:
         """The current state of all rows, as arrays that no later step writes to."""
-        return dict(self._slots)
+        return _handles(self._slots)
 
     def reset_rows(self, checkpoints: Mapping[int, Slots], kept: Sequence[int]) -> None:
         """Resets row ``r`` to the state ``checkpoints[kept[r]]``, bit for bit.
@@ -148,7 +157,7 @@ class StateLayer(_ArraysCache):
         """
         used = {key: checkpoints[key] for key in dict.fromkeys(kept)}
         names = sorted({slot for slots in used.values() for slot in slots})
-        self._slots = {slot: _select_rows(slot, used, kept) for slot in names}
+        self._slots = _handles({slot: _select_rows(slot, used, kept) for slot in names})
 
     def reset(self) -> None:
         """Removes all rows and frees the memory."""
@@ -160,6 +169,52 @@ class StateLayer(_ArraysCache):
         assert self._rows == rows, (self._rows, rows)
         for slot, array in self._slots.items():
             assert array.shape[0] == rows, (slot, array.shape, rows)
+
+
+class _Lent(threading.local):
+    """The slot that a model's layer read last, of which cache."""
+
+    layer: weakref.ref[StateLayer] | None = None
+    slot = 0
+
+
+_lent = _Lent()
+_zeros: dict[mx.Dtype, mx.array] = {}
+
+
+def host_state(array: mx.array) -> NDArray[Any] | None:
+    """The memory of a slot that a model's layer has just read, for the next state in its place.
+
+    The caller writes at once, on the host, and gives ``array`` back as the layer's next state.
+    Where anything else refers to the memory, as snapshots and checkpoints do, it is copied first.
+
+    Returns:
+        None if the array is not such a slot, and must not change.
+    """
+    layer = None if _lent.layer is None else _lent.layer()
+    if layer is None or layer._slots.get(_lent.slot) is not array or array.size < 2:
+        return None
+    first = (0,) * array.ndim
+    number = _view(array)[first]
+    zero = _zeros.get(array.dtype)
+    if zero is None:
+        zero = _zeros[array.dtype] = mx.array(0, array.dtype)
+    # MLX writes in place only where nothing else refers to the memory. NOTE: what is written must
+    # not be read from the array within MLX, which would be a reference.
+    array[first] = zero
+    memory = _view(array)
+    memory[first] = number
+    return memory
+
+
+def _view(array: mx.array) -> NDArray[Any]:
+    mx.eval(array)
+    return np.array(array, copy=False)
+
+
+def _handles(slots: Slots) -> dict[int, mx.array]:
+    """Handles of their own for the same arrays; see the note in ``StateLayer``."""
+    return {slot: copy(array) for slot, array in slots.items()}
 
 
 def _select_rows(slot: int, checkpoints: Mapping[int, Slots], kept: Sequence[int]) -> mx.array:

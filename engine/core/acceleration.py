@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from chairlift.cache.pages.kernels import PageKernels
-from chairlift.engine.cpu import decode_attention, kernels
+from chairlift.engine.cpu import kernels
+from chairlift.engine.cpu.compiled import recurrent_layers
+from chairlift.engine.cpu.decoder import install as decoder
 from chairlift.engine.cuda import attention as cuda_attention
 from chairlift.engine.cuda import block as cuda_block
 from chairlift.engine.cuda import experts, narrow_rope, quantized, skinny
@@ -41,10 +43,11 @@ def accelerate(model: Any, exactly: bool = True, spare_bytes: int | None = None)
     """
     cuda = profile.current().kind == "cuda"
     own = layers.Kernels(cuda_gated_delta.by_kernel, cuda_gated_delta.decayed_by_kernel)
-    layers.install(model, own if cuda else None)
     if profile.current().on_cpu:
-        eager = kernels.install(model, exactly)
-        return Acceleration(eager, half_kv=decode_attention.install(model))
+        eager = layers.install(model, recurrent_layers.kernels())
+        eager |= kernels.install(model, exactly)
+        return Acceleration(eager, half_kv=decoder.install(model))
+    layers.install(model, own if cuda else None)
     if cuda:
         narrow_rope.install()
         experts.install(model)

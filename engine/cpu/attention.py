@@ -41,16 +41,19 @@ def attend(
 ) -> Sequence[mx.array | None]:
     """Grouped-query attention; see ``engine.model.attention.Attend``.
 
-    In float32 and without sinks it evaluates its inputs, and one matrix product serves all query
-    heads that share a key head. Other types are left to mlx-lm, unless their scores would take too
-    much memory at once.
+    In float32 it evaluates its inputs, and one matrix product serves all query heads that share a
+    key head. Other types are left to mlx-lm, unless their scores would take too much memory at
+    once.
     """
-    if sinks is not None or not all(map(_plain, parts)):
+    if not all(map(_plain, parts)):
         return [_in_blocks(part, scale, sinks) for part in parts]
     grouped = [_grouped(part) for part in parts]
     masks = [part.mask for part in parts if isinstance(part.mask, mx.array)]
     mx.eval(grouped, masks, [(part.keys, part.values) for part in parts])
-    return [_attended(part, queries, scale) for part, queries in zip(parts, grouped, strict=True)]
+    own = None if sinks is None else view(sinks.astype(mx.float32))
+    return [
+        _attended(part, queries, scale, own) for part, queries in zip(parts, grouped, strict=True)
+    ]
 
 
 def _plain(part: Part) -> bool:
@@ -77,9 +80,9 @@ def _grouped(part: Part) -> mx.array:
     return part.queries.reshape(rows, shared, heads // shared * step, dim)
 
 
-def _attended(part: Part, grouped: mx.array, scale: float) -> mx.array:
+def _attended(part: Part, grouped: mx.array, scale: float, sinks: Floats | None) -> mx.array:
     rows, heads, step, _ = part.queries.shape
-    mixed = attended(view(grouped), part.keys, part.values, part.mask, step, scale)
+    mixed = attended(view(grouped), part.keys, part.values, part.mask, step, scale, sinks=sinks)
     return mx.array(mixed.reshape(rows, heads, step, -1))
 
 
@@ -91,6 +94,7 @@ def attended(
     step: int,
     scale: float,
     score_bytes: int = SCORE_BYTES,
+    sinks: Floats | None = None,
 ) -> Floats:
     """Computes attention of grouped queries in NumPy.
 
@@ -100,6 +104,7 @@ def attended(
         mask: None, "causal", booleans ``[rows, heads or 1, step, columns]``, or the form of
             ``LayerCache.grouped_masks``, which has one more axis.
         score_bytes: see ``engine.model.attention_blocks``.
+        sinks: ``[heads]``, a score of each head that takes weight but adds no value.
 
     Returns:
         ``[rows, key heads, query heads of each * step, value dim]``, in new memory.
@@ -108,18 +113,22 @@ def attended(
     seen, width = keys.shape[2], values.shape[3]
     shape = (rows, key_heads, queries // step, step)
     shown = by_head(view(mask), key_heads) if isinstance(mask, mx.array) else mask
+    # As the scores: [rows, key heads, query heads of each, step, columns].
+    added = None if sinks is None else sinks.reshape(1, key_heads, queries // step, 1, 1)
     if 4 * rows * key_heads * queries * seen <= score_bytes:
-        return _block(grouped, keys, values, _hidden(shown, None, step, seen), shape, scale)
+        hidden = _hidden(shown, None, step, seen)
+        return _block(grouped, keys, values, hidden, shape, scale, added)
     split = grouped.reshape(*shape, dim)
     mixed = np.empty((rows * key_heads * queries, width), np.float32)
     done = 0
     for block in blocks(shape, seen, score_bytes):
         part = split[block]
         hidden = _hidden(shown, block, step, seen)
-        columns = slice(seen if hidden is None else hidden.first + hidden.where.shape[-1])
+        columns = slice(seen if hidden is None else hidden.first + hidden.columns)
         heads = (block.rows, block.key_heads, columns)
         flat = part.reshape(*part.shape[:2], -1, dim)
-        result = _block(flat, keys[heads], values[heads], hidden, part.shape[:4], scale)
+        own = None if added is None else added[:, block.key_heads, block.heads]
+        result = _block(flat, keys[heads], values[heads], hidden, part.shape[:4], scale, own)
         count = result.size // width
         mixed[done : done + count] = result.reshape(count, width)
         done += count
@@ -138,6 +147,11 @@ class _Hidden(NamedTuple):
     first: int
     where: NDArray[np.bool_]
 
+    @property
+    def columns(self) -> int:
+        """The columns from ``first``."""
+        return int(self.where.shape[-1])
+
 
 def _block(
     grouped: Floats,
@@ -146,17 +160,22 @@ def _block(
     hidden: _Hidden | None,
     shape: tuple[int, ...],
     scale: float,
+    sinks: Floats | None,
 ) -> Floats:
-    """Computes attention of one block, whose axes have the sizes in ``shape``."""
+    """Computes attention of one block, whose axes have the sizes in ``shape``.
+
+    Args:
+        sinks: broadcasts to the scores, ``[*shape, columns]``, and has one column.
+    """
     rows, key_heads, _, step = shape
     seen = keys.shape[2]
     if rows > 1 or step * seen <= MAX_BATCHED_SCORES:
         weights = _products(grouped, view(keys).swapaxes(-1, -2), scale)
-        sums = _exponentials(weights.reshape(*shape, seen), hidden)
+        sums = _exponentials(weights.reshape(*shape, seen), hidden, sinks)
         mixed = _products(weights, view(values))
     else:  # few large products: MLX computes one after the other on all cores
         scores = (mx.array(grouped) * scale) @ keys.swapaxes(-1, -2)
-        sums = _exponentials(view(scores).reshape(*shape, seen), hidden)
+        sums = _exponentials(view(scores).reshape(*shape, seen), hidden, sinks)
         mixed = view(scores @ values)
     mixed /= sums.reshape(rows, key_heads, -1, 1)
     return mixed
@@ -181,8 +200,11 @@ def _hidden(
     return _Hidden(0, ~(shown if block is None else part_of(shown, block)))
 
 
-def _exponentials(scores: Floats, hidden: _Hidden | None) -> Floats:
+def _exponentials(scores: Floats, hidden: _Hidden | None, sinks: Floats | None = None) -> Floats:
     """Turns scores into unnormalized weights, in place; hidden columns get 0.
+
+    Args:
+        sinks: see ``_block``.
 
     Returns:
         The sums over the last axis, ``[..., 1]``. The caller divides the weights by them.
@@ -192,21 +214,35 @@ def _exponentials(scores: Floats, hidden: _Hidden | None) -> Floats:
         middle = scores.shape[axis] // 2
         before = (slice(None),) * axis
         halves = [(*before, slice(None, middle)), (*before, slice(middle, None))]
-        if hidden is None:
-            parts = [_exponentials(scores[half], None) for half in halves]
-        else:
-            first, where = hidden
-            where = np.broadcast_to(where, (*scores.shape[:-1], where.shape[-1]))
-            parts = [_exponentials(scores[half], _Hidden(first, where[half])) for half in halves]
+        shape = scores.shape[:-1]
+        where = None if hidden is None else np.broadcast_to(hidden.where, (*shape, hidden.columns))
+        added = None if sinks is None else np.broadcast_to(sinks, (*shape, 1))
+        parts = [
+            _exponentials(
+                scores[half],
+                None if hidden is None or where is None else _Hidden(hidden.first, where[half]),
+                None if added is None else added[half],
+            )
+            for half in halves
+        ]
         return np.concatenate(parts, axis=axis)
-    if scores.min() > -MAX_UNSHIFTED_SCORE and scores.max() < MAX_UNSHIFTED_SCORE:
+    bounds = [scores.min(), scores.max()]
+    if sinks is not None:
+        bounds += [sinks.min(), sinks.max()]
+    largest: Floats | None = None
+    if min(bounds) > -MAX_UNSHIFTED_SCORE and max(bounds) < MAX_UNSHIFTED_SCORE:
         np.exp(scores, out=scores)
         _fill(scores, 0, hidden)
     else:
         _fill(scores, MASKED, hidden)
-        scores -= scores.max(axis=-1, keepdims=True)
+        largest = scores.max(axis=-1, keepdims=True)
+        if sinks is not None:
+            largest = np.maximum(largest, sinks)
+        scores -= largest
         np.exp(scores, out=scores)
     sums: Floats = np.einsum("...k->...", scores)[..., None]
+    if sinks is not None:
+        sums = sums + np.exp(sinks if largest is None else sinks - largest)
     return np.maximum(sums, np.finfo(np.float32).tiny)
 
 

@@ -18,12 +18,14 @@ from numpy.typing import NDArray
 
 from chairlift.engine.cpu import elementwise
 from chairlift.engine.cpu.compiled import compiled_experts
-from chairlift.engine.cpu.compiled.compiled_experts import CompiledExperts
+from chairlift.engine.cpu.compiled.compiled_experts import CompiledExperts, GroupsJob
 from chairlift.engine.cpu.compiled.quantized_matmul import panel_bytes, quantized_experts
 from chairlift.engine.cpu.compiled.quantized_weight import Quantized
 from chairlift.engine.cpu.gemm import Floats
+from chairlift.engine.cpu.program_builder import ProgramBuilder
 from chairlift.engine.cpu.views import view
 from chairlift.engine.device import memory
+from chairlift.engine.model.recorder import record
 
 log = logging.getLogger(__name__)
 
@@ -63,8 +65,16 @@ class ExpertRouter:
 def routes_of(experts: NDArray[Any]) -> Routes:
     """The routes of pairs with these experts, ``[pairs]``."""
     order = np.argsort(experts, kind="stable")
-    used, starts, counts = np.unique(experts[order], return_index=True, return_counts=True)
-    return Routes(order, np.stack([used, starts, counts], axis=1).astype(np.int64))
+    by_expert = experts[order].astype(np.int64)
+    starts = np.flatnonzero(np.diff(by_expert, prepend=-1))
+    counts = np.diff(starts, append=len(order))
+    return Routes(order, np.stack([by_expert[starts], starts, counts], axis=1))
+
+
+class Experts(NamedTuple):
+    """A ``HostCall``: a layer of experts, of tokens and the indices of their experts."""
+
+    layer: Any
 
 
 class _HostExperts:
@@ -72,6 +82,11 @@ class _HostExperts:
 
     experts: CompiledExperts
     router: ExpertRouter
+
+    @property
+    def count(self) -> int:
+        """The number of experts."""
+        return self.experts.count
 
     def __call__(
         self: Any, x: mx.array, indices: mx.array, sorted_indices: bool = False
@@ -81,6 +96,10 @@ class _HostExperts:
         The leading axes of ``x`` are those of ``indices``; a token that all of its experts share
         has 1 in place of ``chosen``.
         """
+        call = Experts(self)
+        shape = *indices.shape, 1, self.experts.outputs
+        if (stand_in := record(call, [x, indices], shape)) is not None:
+            return stand_in
         shared = x.shape[:-2] == (*indices.shape[:-1], 1)
         fits = x.shape[-2] == 1 and (shared or x.shape[:-2] == indices.shape)
         if not fits or not _takes(x, self):
@@ -89,13 +108,38 @@ class _HostExperts:
             base: Any = super()
             result: mx.array = base.__call__(x, indices, sorted_indices)
             return result
-        order, groups = self.router(indices)
-        tokens = order // indices.shape[-1] if shared else order
-        gathered = view(x.astype(mx.float32)).reshape(-1, x.shape[-1])[tokens]
-        by_expert = _in_order(self.experts(gathered, groups), order)
+        tokens = view(x.astype(mx.float32)).reshape(-1, x.shape[-1])
+        by_expert = self.of_tokens(tokens, self.router(indices))
         product = mx.array(by_expert).reshape([*indices.shape, 1, by_expert.shape[1]])
         product = product.astype(x.dtype)
         return product + mx.expand_dims(self.bias[indices], -2) if "bias" in self else product
+
+    def build(
+        self, build: ProgramBuilder, name: str, x: Floats, groups: NDArray[np.int64]
+    ) -> tuple[Floats, list[GroupsJob]]:
+        """As ``of_tokens``, by jobs, for pairs in the order of their experts.
+
+        Args:
+            name: the beginning of the names of arrays.
+            x, groups: see ``CompiledExperts.build``.
+
+        Returns:
+            ``[pairs, outputs]``, and the jobs whose groups have to be set.
+        """
+        product, job = build.experts(f"{name}experts", self.experts, x, groups)
+        return product, [job]
+
+    def of_tokens(self, x: Floats, routes: Routes) -> Floats:
+        """Multiplies tokens, without the bias.
+
+        Args:
+            x: ``[tokens or pairs, inputs]``.
+
+        Returns:
+            ``[pairs, outputs]``.
+        """
+        order, groups = routes
+        return _in_order(self.experts(x[order // _share(x, order)], groups), order)
 
 
 class HostSwitchLinear(_HostExperts, SwitchLinear):  # type: ignore[misc]
@@ -121,21 +165,53 @@ class HostSwitchGLU(SwitchGLU):  # type: ignore[misc]
     narrow: CompiledExperts
     router: ExpertRouter
 
+    @property
+    def count(self) -> int:
+        """The number of experts."""
+        return self.wide.count
+
     def __call__(self, x: mx.array, indices: mx.array) -> mx.array:
         """``[..., inputs]`` and ``[..., chosen]`` → ``[..., chosen, outputs]``."""
+        shape = *indices.shape, self.narrow.outputs
+        if (stand_in := record(Experts(self), [x, indices], shape)) is not None:
+            return stand_in
         if not _takes(x, self.up_proj):
             result: mx.array = super().__call__(x, indices)
             return result
-        order, groups = self.router(indices)
-        gathered = view(x.astype(mx.float32)).reshape(-1, x.shape[-1])[order // indices.shape[-1]]
-        gate, other = np.split(self.wide(gathered, groups), 2, axis=1)
-        by_expert = _in_order(self.narrow(elementwise.swiglu(gate, other), groups), order)
+        tokens = view(x.astype(mx.float32)).reshape(-1, x.shape[-1])
+        by_expert = self.of_tokens(tokens, self.router(indices))
         return mx.array(by_expert).reshape([*indices.shape, by_expert.shape[1]]).astype(x.dtype)
+
+    def build(
+        self, build: ProgramBuilder, name: str, x: Floats, groups: NDArray[np.int64]
+    ) -> tuple[Floats, list[GroupsJob]]:
+        """See ``HostSwitchLinear``.
+
+        Raises:
+            NoProgramError: see ``ProgramBuilder``.
+        """
+        wide, first = build.experts(f"{name}wide", self.wide, x, groups)
+        middle = wide.shape[1] // 2
+        gated = build.gated("swiglu", f"{name}gated", wide[:, :middle], wide[:, middle:])
+        product, second = build.experts(f"{name}narrow", self.narrow, gated, groups)
+        return product, [first, second]
+
+    def of_tokens(self, x: Floats, routes: Routes) -> Floats:
+        """``[tokens, inputs]`` → ``[pairs, outputs]``."""
+        order, groups = routes
+        gathered = x[order // _share(x, order)]
+        gate, other = np.split(self.wide(gathered, groups), 2, axis=1)
+        return _in_order(self.narrow(elementwise.swiglu(gate, other), groups), order)
 
 
 def _takes(x: mx.array, layer: Any) -> bool:
     """Whether the copies of a layer's weights multiply ``x``, or MLX the weights themselves."""
     return x.dtype == mx.float32 or not layer.weight.size
+
+
+def _share(tokens: Floats, pairs: NDArray[np.intp]) -> int:
+    """The pairs of each token."""
+    return max(1, len(pairs) // max(1, len(tokens)))
 
 
 def _in_order(by_expert: Floats, order: NDArray[np.intp]) -> Floats:

@@ -44,6 +44,40 @@ class Projected(NamedTuple):
     values: Floats
 
 
+class RowScores:
+    """See ``HostAttend``.
+
+    Args:
+        scale: factor of the scores.
+        sinks: see ``attended``.
+    """
+
+    def __init__(self, scale: float, sinks: Floats | None = None) -> None:
+        self._scale, self._sinks = scale, sinks
+
+    def by_row(
+        self,
+        queries: Floats,
+        keys: mx.array,
+        values: mx.array,
+        counts: Sequence[int],
+        begun: Sequence[int],
+    ) -> Floats | None:
+        """See ``HostAttend``."""
+        stored = view(keys), view(values)
+        if self._sinks is not None or not row_attention.supports(queries, *stored):
+            return None
+        return row_attention.attend(queries, *stored, counts, begun, self._scale)
+
+    def masked(self, queries: Floats, keys: mx.array, values: mx.array, mask: Mask) -> Floats:
+        """See ``HostAttend``."""
+        rows, heads, step, dim = queries.shape
+        mx.eval(keys, values, mask if isinstance(mask, mx.array) else [])
+        grouped = queries.reshape(rows, keys.shape[1], -1, dim)
+        mixed = attended(grouped, keys, values, mask, step, self._scale, sinks=self._sinks)
+        return mixed.reshape(rows, heads, step, -1)
+
+
 class HostAttention:
     """An attention layer's decode step.
 
@@ -70,6 +104,7 @@ class HostAttention:
         ]
         self._bias = np.concatenate(biases[:3]) if any(map(np.any, biases[:3])) else None
         self._output_bias = biases[3] if biases[3].any() else None
+        self._scores = RowScores(layer.scale)
         self.products = self._products, self._output
 
     def __call__(self, x: Floats, mask: DecodeMask, cache: DecodeCache) -> Floats:
@@ -104,9 +139,9 @@ class HostAttention:
         """Writes the keys and values to the cache; attention of ``[tokens, heads, dim]``."""
         if isinstance(cache, PackedLayer):
             assert isinstance(mask, PackedMask)
-            return cache.attend_on_host(queries, keys, values, mask, self)
+            return cache.attend_on_host(queries, keys, values, mask, self._scores)
         assert not isinstance(mask, PackedMask)
-        return attend_on_host(cache, queries, keys, values, mask, self)
+        return attend_on_host(cache, queries, keys, values, mask, self._scores)
 
     def build_before(self, build: ProgramBuilder, x: Floats) -> Projected:
         """Adds what is computed before attention, without the products' additions.
@@ -154,25 +189,3 @@ class HostAttention:
         if self._output_bias is not None:
             build.sum(result, self._output_bias, result)
         return result
-
-    def by_row(
-        self,
-        queries: Floats,
-        keys: mx.array,
-        values: mx.array,
-        counts: Sequence[int],
-        begun: Sequence[int],
-    ) -> Floats | None:
-        """See ``HostAttend``."""
-        stored = view(keys), view(values)
-        if not row_attention.supports(queries, *stored):
-            return None
-        return row_attention.attend(queries, *stored, counts, begun, self._layer.scale)
-
-    def masked(self, queries: Floats, keys: mx.array, values: mx.array, mask: Mask) -> Floats:
-        """See ``HostAttend``."""
-        rows, heads, step, dim = queries.shape
-        mx.eval(keys, values, mask if isinstance(mask, mx.array) else [])
-        grouped = queries.reshape(rows, keys.shape[1], -1, dim)
-        mixed = attended(grouped, keys, values, mask, step, self._layer.scale)
-        return mixed.reshape(rows, heads, step, -1)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -26,6 +26,7 @@ from chairlift.engine.cpu.matrix import Backend, Matrix, apart, backends
 from chairlift.engine.cpu.program_builder import ProgramBuilder
 from chairlift.engine.cpu.views import view
 from chairlift.engine.device import memory
+from chairlift.engine.model.recorder import record
 
 log = logging.getLogger(__name__)
 
@@ -102,12 +103,23 @@ class Products:
 
     def take(self, x: mx.array, index: int) -> mx.array:
         """The product of ``x``, ``[..., inputs]``, with one layer's weights."""
+        start, stop = self.matrix.stops[index : index + 2]
+        stand_in = record(Product(self, index), [x], (*x.shape[:-1], stop - start))
+        if stand_in is not None:
+            return stand_in
         if self._input is not x or index not in self._left:
             parts = self.apart(tokens_of(x))
             self._left = {i: array_like(part, x) for i, part in enumerate(parts)}
         taken = self._left.pop(index)
         self._input = x if self._left else None
         return taken
+
+
+class Product(NamedTuple):
+    """A ``HostCall``: the product of ``[..., inputs]`` with one layer of a group."""
+
+    products: Products
+    member: int
 
 
 class HostLayer(Module):

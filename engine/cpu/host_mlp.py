@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
@@ -13,6 +13,7 @@ from chairlift.engine.cpu.gemm import Floats
 from chairlift.engine.cpu.host_linear import LINEAR, Products, array_like, tokens_of
 from chairlift.engine.cpu.matrix import apart
 from chairlift.engine.cpu.program_builder import ProgramBuilder
+from chairlift.engine.model.recorder import record
 from chairlift.engine.model.trials.trial import Trial, within_rms
 
 log = logging.getLogger(__name__)
@@ -53,16 +54,27 @@ class HostMlp:
         """``[tokens, inputs]`` → ``[tokens, outputs]``; see ``Matrix``."""
         return self._down(self._activation(*self._wide.apart(x)))
 
-    def build(self, build: ProgramBuilder, x: Floats) -> Floats:
+    def build(self, build: ProgramBuilder, x: Floats, name: str = "") -> Floats:
         """As a call, without the products' additions.
+
+        Args:
+            name: the beginning of the names of arrays.
 
         Raises:
             NoProgramError: see ``ProgramBuilder``.
         """
-        wide = apart(self._wide.build(build, "wide", x), self._wide.matrix.stops)
+        wide = apart(self._wide.build(build, f"{name}wide", x), self._wide.matrix.stops)
         return self._down.build(
-            build, "down", build.gated(self._activation.__name__, "gated", *wide)
+            build,
+            f"{name}down",
+            build.gated(self._activation.__name__, f"{name}gated", *wide),
         )
+
+
+class GatedMlp(NamedTuple):
+    """A ``HostCall``: an MLP of ``[..., inputs]``."""
+
+    mlp: HostMlp
 
 
 def _fuse(layer: Any) -> bool:
@@ -88,6 +100,8 @@ def _fuse_with(layer: Any, activation: Callable[[Floats, Floats], Floats], trial
     host = HostMlp(layer, activation)
 
     def fused(layer: Any, x: mx.array) -> mx.array:
+        if (stand_in := record(GatedMlp(layer.host), [x], x.shape)) is not None:
+            return stand_in
         if not layer.gate_proj.products.takes(x):
             result: mx.array = base.__call__(layer, x)
             return result

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -29,6 +29,7 @@ from chairlift.engine.device import memory
 from chairlift.engine.model.attention import install as install_attention
 from chairlift.engine.model.attention import names_of
 from chairlift.engine.model.dequantize import QUANTIZED, dequantize_model
+from chairlift.engine.model.recorder import record
 
 # The packages whose model files share functions.
 _PACKAGES = ("mlx_lm", "mlx_vlm")
@@ -40,8 +41,22 @@ _DEQUANTIZED, _AMX_SHARE = 11, 0.5
 _BYTES_GROUP = 64
 
 
+class Gated(NamedTuple):
+    """A ``HostCall``: a function of gates and other numbers; see ``ProgramBuilder.gated``."""
+
+    activation: str
+
+
+class Rotation(NamedTuple):
+    """A ``HostCall``: the rotary embedding of ``[rows, heads, length, dim]``, at offsets."""
+
+    rope: SharedRope
+
+
 def swiglu(gate: mx.array, x: mx.array) -> mx.array:
     """``silu(gate) * x``, elementwise, float32. Evaluates both."""
+    if (stand_in := record(Gated("swiglu"), [gate, x], x.shape)) is not None:
+        return stand_in
     mx.eval(gate, x)
     flat = (-1, gate.shape[-1])
     gated = elementwise.swiglu(view(gate).reshape(flat), view(x).reshape(flat))
@@ -66,6 +81,10 @@ class SharedRope(Module):
 
     def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
         """Rotates ``[rows, heads, length, dim]``, row r's positions starting at ``offset[r]``."""
+        if isinstance(offset, mx.array):
+            stand_in = record(Rotation(self), [x, offset], x.shape)
+            if stand_in is not None:
+                return stand_in
         cos, sin = self._table(offset, x.shape[2])
         half = self._dims // 2
         first, second, rest = x[..., :half], x[..., half : self._dims], x[..., self._dims :]

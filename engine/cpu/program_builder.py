@@ -7,8 +7,10 @@ from collections import defaultdict
 from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from chairlift.engine.cpu.compiled import compiled_elementwise
+from chairlift.engine.cpu.compiled.compiled_experts import CompiledExperts, GroupsJob
 from chairlift.engine.cpu.compiled.jobs import NoProgramError, Program
 from chairlift.engine.cpu.gemm import Floats
 from chairlift.engine.cpu.matrix import Matrix
@@ -43,6 +45,13 @@ class ProgramBuilder:
         """
         memory = _memories.memory
         return _some(matrix.multiply(x, memory[name], memory["work"], self.program.add))
+
+    def experts(
+        self, name: str, experts: CompiledExperts, x: Floats, groups: NDArray[np.int64]
+    ) -> tuple[Floats, GroupsJob]:
+        """See ``CompiledExperts.build``."""
+        memory = _memories.memory
+        return experts.build(self.program, x, groups, memory[name], memory["work"])
 
     def gated(self, activation: str, name: str, gates: Floats, others: Floats) -> Floats:
         """``swiglu`` or ``geglu``; see ``compiled_elementwise.gated``.

@@ -8,7 +8,7 @@ still runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import mlx.core as mx
 
@@ -19,6 +19,7 @@ from chairlift.cache.pages.dense import DenseCache
 from chairlift.cache.pages.kernels import Scoring
 from chairlift.cache.pages.latent import LatentLayer
 from chairlift.cache.pages.layer import PagedMask
+from chairlift.engine.model.recorder import record
 
 _NAME = "scaled_dot_product_attention"
 # Attributes in which mlx-lm's attention layers keep the number of their query heads.
@@ -42,6 +43,17 @@ class Attend(Protocol):
             ``[rows, heads, step, value dim]`` for each part; None for unsupported ones.
         """
         ...
+
+
+class Attention(NamedTuple):
+    """A ``HostCall``: attention to a cache, of queries, keys and values, and perhaps sinks.
+
+    Attributes:
+        function: has mlx-lm's arguments.
+    """
+
+    function: Callable[..., mx.array]
+    scale: float
 
 
 def install(model: Any, attend: Attend | None = None) -> bool:
@@ -107,6 +119,13 @@ def _with_caches(
         mask: mx.array | str | PackedMask | PagedMask | None,
         sinks: mx.array | None = None,
     ) -> mx.array:
+        shape = *queries.shape[:-1], values.shape[-1]
+        inputs = [queries, keys, values, *([] if sinks is None else [sinks])]
+        stand_in = record(Attention(attention, scale), inputs, shape)
+        if stand_in is not None:
+            if mask is not None:
+                raise ValueError("a layer makes a mask of its own")
+            return stand_in
         if isinstance(mask, PagedMask):
             return mask.step.attend(queries, keys, cache, Scoring(scale, mask.window, sinks))
         if isinstance(mask, PackedMask):

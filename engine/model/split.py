@@ -29,7 +29,7 @@ def install(model: Any) -> None:
     for layer in getattr(model, "layers", ()):
         for mixer in _outermost(layer) or [layer]:
             own: Any = type(mixer)
-            if _takes_cache(mixer) and not hasattr(own, "original_class"):
+            if _takes_cache(mixer) and not hasattr(own, "is_divided"):
                 mixer.__class__ = _divided(own)
 
 
@@ -45,12 +45,17 @@ def _outermost(layer: Any) -> list[Any]:
 
 
 def _takes_cache(layer: Any) -> bool:
-    return callable(layer) and _CACHE in _arguments(type(layer))
+    return callable(layer) and _CACHE in arguments(layer)
 
 
-def _arguments(layer: Any) -> list[str]:
+def arguments(layer: Any) -> list[str]:
+    """The names of the arguments of a layer's calls."""
+    return _arguments(type(layer))
+
+
+def _arguments(base: Any) -> list[str]:
     """The names of the arguments of a class's calls."""
-    call: Any = getattr(layer, "original_class", layer).__call__
+    call: Any = getattr(base, "original_class", base).__call__
     return [*inspect.signature(call).parameters][1:]
 
 
@@ -69,7 +74,8 @@ def _divided(base: Any) -> type:
         first = next(value for value in given.values() if isinstance(value, mx.array))
         return _by_part(_Call(partial(original, layer), given, first.shape[:2]), cache, split)
 
-    return type(base.__name__, (base,), {"__call__": call, "original_class": base})
+    own = {"__call__": call, "original_class": base, "is_divided": True}
+    return type(base.__name__, (base,), own)
 
 
 def _split_of(cache: Any) -> SplitLayer | PackedLayer | None:

@@ -3,18 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
 from chairlift.engine.cpu.compiled.compiled_matmul import in_panels
-from chairlift.engine.cpu.compiled.jobs import MIN_SHARED_WEIGHTS, run_shared
+from chairlift.engine.cpu.compiled.jobs import MIN_SHARED_WEIGHTS, Program, Run, run_shared
 from chairlift.engine.cpu.compiled.llvm import kernel as llvm_kernel
 from chairlift.engine.cpu.gemm import Floats
-from chairlift.engine.cpu.views import Scratch, view, weight_memory
+from chairlift.engine.cpu.views import Memory, Scratch, view, weight_memory
 
 available = llvm_kernel.available
+
+
+class GroupsJob(NamedTuple):
+    """A job of a program that multiplies groups of tokens.
+
+    Attributes:
+        number: the job's.
+        panels: its parts for each group.
+    """
+
+    program: Program
+    number: int
+    panels: int
+
+    def set(self, groups: int) -> None:
+        """Sets the number of groups for the next run, at most those of ``build``."""
+        self.program.set_parts(self.number, groups * self.panels)
 
 
 class CompiledExperts:
@@ -48,6 +66,16 @@ class CompiledExperts:
         self._panels = -(-self._outputs // width)
         self._stride = self._panels * width
 
+    @property
+    def count(self) -> int:
+        """The number of experts."""
+        return self._experts
+
+    @property
+    def outputs(self) -> int:
+        """The numbers of a product."""
+        return self._outputs
+
     def __call__(self, x: Floats, groups: NDArray[np.int64]) -> Floats:
         """Multiplies each token by its expert's weights.
 
@@ -73,12 +101,43 @@ class CompiledExperts:
         result: Floats = _products.array(np.float32, len(x), self._stride)
         if len(groups):
             shared = len(groups) * self._outputs * self._inputs >= MIN_SHARED_WEIGHTS
-            self._run(x, groups, result, shared)
+            self._run(x, groups, result, shared, _records, run_shared)
         return result[:, : self._outputs]
 
-    def _run(self, x: Floats, groups: NDArray[np.int64], result: Floats, is_shared: bool) -> None:
-        """Writes the products to ``[tokens, stride]``; arguments as those of a call, checked."""
-        run_shared(
+    def build(
+        self, program: Program, x: Floats, groups: NDArray[np.int64], result: Memory, work: Memory
+    ) -> tuple[Floats, GroupsJob]:
+        """As a call, by jobs of a program, whose groups are only known when it runs.
+
+        Args:
+            x: ``[tokens, inputs]``, contiguous, in memory that stays.
+            groups: memory for as many groups as there can be; the program reads it.
+            result: memory for the product.
+            work: memory for what the jobs compute before it.
+
+        Returns:
+            The product, and the job whose groups have to be set.
+        """
+        product: Floats = result.array(np.float32, len(x), self._stride)
+        number = self._run(x, groups, product, True, work, program.add)
+        assert isinstance(number, int)
+        return product[:, : self._outputs], GroupsJob(program, number, self._panels)
+
+    def _run(
+        self,
+        x: Floats,
+        groups: NDArray[np.int64],
+        result: Floats,
+        is_shared: bool,
+        work: Memory,
+        run: Run,
+    ) -> object:
+        """Writes the products to ``[tokens, stride]``; arguments as those of a call, checked.
+
+        Returns:
+            What ``run`` returns for the product.
+        """
+        return run(
             self._multiply,
             *(self._packed.ctypes.data, x.ctypes.data, result.ctypes.data),
             *(groups.ctypes.data, self._panels, self._inputs, self._stride, *self._more),
@@ -91,4 +150,4 @@ def _are_within(numbers: NDArray[np.int64], stop: int) -> bool:
     return not len(numbers) or bool(numbers.min() >= 0 and numbers.max() < stop)
 
 
-_products = Scratch()
+_products, _records = Scratch(), Scratch()

@@ -104,6 +104,12 @@ class Program:
         if self._table is not None:
             _fill(self._table[number], job, self.threads)
 
+    def set_parts(self, number: int, parts: int) -> None:
+        """Changes the parts of a job."""
+        job = self._jobs[number] = self._jobs[number]._replace(parts=parts)
+        if self._table is not None:
+            _fill(self._table[number], job, self.threads)
+
     def run(self) -> None:
         """Computes all jobs."""
         threads = worker_threads.shared.get()

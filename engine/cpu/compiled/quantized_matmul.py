@@ -110,9 +110,17 @@ class DotExperts(CompiledExperts):
         self._tokens = _TokenDigits(kernel, weight)
         self._packed = weight.packed(PanelLayout(kernel.lanes, by_quads=True)).reshape(-1)
 
-    def _run(self, x: Floats, groups: NDArray[np.int64], result: Floats, is_shared: bool) -> None:
-        records = self._tokens.write(x, _records, run_shared)
-        run_shared(
+    def _run(
+        self,
+        x: Floats,
+        groups: NDArray[np.int64],
+        result: Floats,
+        is_shared: bool,
+        work: Memory,
+        run: Run,
+    ) -> object:
+        records = self._tokens.write(x, work, run)
+        return run(
             self._multiply,
             *(self._packed.ctypes.data, records.ctypes.data, result.ctypes.data),
             *(groups.ctypes.data, self._panels, self._tokens.groups),

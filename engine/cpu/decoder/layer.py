@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 # Steps of more tokens take so long that the calls from Python do not matter. Each number of tokens
 # has programs of its own.
-_MAX_TOKENS = 64
+MAX_TOKENS = 64
 _PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 # Gemma's layers have a norm before and after each part.
 _GEMMA_PARTS = _PARTS | {"pre_feedforward_layernorm", "post_feedforward_layernorm"}
@@ -106,7 +106,7 @@ class HostDecoderLayer:
 
     def programs(self, tokens: int) -> LayerPrograms | None:
         """The programs for some tokens, which do not compute additions; None: there are none."""
-        if tokens > _MAX_TOKENS:
+        if tokens > MAX_TOKENS:
             return None
         steps = self._programs.steps
         if tokens not in steps:

@@ -153,14 +153,14 @@ def install(model: Any) -> bool:
     layers, hosts = _layers(model), _hosts(model)
     if len(layers) < 2 or len(hosts) < len(layers) or not any(map(_has_program, hosts)):
         return False
-    expected = _TRIAL.attempt(lambda: _logits(model))
+    expected = _TRIAL.attempt(lambda: decode_logits(model))
     if expected is None:
         return False
     stack = DecoderStack(hosts)
     classes = [type(layer) for layer in layers]
     for number, layer in enumerate(layers):
         _join(layer, stack, number)
-    if _TRIAL.passes(lambda: expected, lambda: _logits(model)):
+    if _TRIAL.passes(lambda: expected, lambda: decode_logits(model)):
         return True
     for layer, original in zip(layers, classes, strict=True):
         layer.__class__ = original
@@ -210,15 +210,17 @@ def _join(layer: Any, stack: DecoderStack, number: int) -> None:
     layer.__class__ = type(base.__name__, (base,), {"__call__": call})
 
 
-def _logits(model: Any) -> mx.array:
-    """The logits of a decode step of two rows."""
+def decode_logits(model: Any) -> mx.array:
+    """The logits of two decode steps of two rows."""
     batch = make_batch(model)
     prompt = mx.array([[1, 2, 3], [3, 1, 2]])
     for _ in range(len(prompt)):
-        batch.join(columns=prompt.shape[1] + 1)
+        batch.join(columns=prompt.shape[1] + 2)
     with batch.step(prompt.shape[1]):
         mx.eval(model(prompt, cache=batch.layers))
-    with batch.step(1):
-        logits: mx.array = model(prompt[:, :1], cache=batch.layers)
-        mx.eval(logits)
-    return logits
+    logits: list[mx.array] = []
+    for tokens in (prompt[:, :1], prompt[:, 1:2]):
+        with batch.step(1):
+            logits.append(model(tokens, cache=batch.layers))
+            mx.eval(logits[-1])
+    return mx.stack(logits)

@@ -154,10 +154,15 @@ def _ssm_attn(
         logs = -mx.exp(a_log.astype(mx.float32)) * dt
         y, new_state = _computed(c, b, dt[..., None] * x, logs, state, kernel)
         y = y + x * d.reshape(-1, 1)
-        return y.astype(x.dtype), new_state.astype(x.dtype if state is None else state.dtype)
+        return y.astype(x.dtype), _as_type(new_state, x.dtype if state is None else state.dtype)
 
     ssm_attn.replaces = original  # type: ignore[attr-defined]
     return ssm_attn
+
+
+def _as_type(state: mx.array, dtype: mx.Dtype) -> mx.array:
+    """The state in another type; itself, and no handle of its own, if it has this type."""
+    return state if state.dtype == dtype else state.astype(dtype)
 
 
 def _recurrent_gla(

@@ -21,11 +21,17 @@ class Kernels(NamedTuple):
     decayed: decayed.DecayedKernel | None = None
 
 
-def install(model: Any, kernels: Kernels | None = None) -> None:
-    """Replaces all of them; on Metal not those for which mlx-lm has kernels."""
+def install(model: Any, kernels: Kernels | None = None) -> bool:
+    """Replaces all of them; on Metal not those for which mlx-lm has kernels.
+
+    Returns:
+        Whether any layer may call one of the ``kernels``.
+    """
     kernels = kernels or Kernels()
     head_products.install(model)
     if not mx.metal.is_available():
         depthwise.install(model)
-        gated_delta.install(model, kernels.gated_delta)
-        decayed.install(model, kernels.decayed)
+        found = gated_delta.install(model, kernels.gated_delta)
+        found |= decayed.install(model, kernels.decayed)
+        return found and any(kernels)
+    return False

@@ -14,6 +14,8 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.switch_layers import SwitchGLU, SwitchMLP
 
+from chairlift.engine.model.recorder import observed
+
 # The layers of experts of all model files: they are called with the tokens and their experts.
 _LAYERS: tuple[Any, ...] = (SwitchGLU, SwitchMLP)
 
@@ -96,7 +98,8 @@ def _chosen(choose: _Choose) -> Iterator[None]:
     try:
         for layer, original in zip(_LAYERS, originals, strict=True):
             layer.__call__ = _changed(original, choose)
-        yield
+        with observed():
+            yield
     finally:
         for layer, original in zip(_LAYERS, originals, strict=True):
             layer.__call__ = original

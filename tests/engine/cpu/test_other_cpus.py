@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from chairlift.engine.cpu.compiled.llvm import dot, kernel
+from chairlift.engine.cpu.compiled.llvm import dot, kernel, recurrence
 
 llvm = pytest.importorskip("llvmlite.binding")
 
@@ -34,6 +34,7 @@ def test_products_and_attention(
 ) -> None:
     code = _assembly(kernel._source(kernel.Registers(*registers)), triple, cpu)
     assert instruction in code, "float16 is converted in registers"
+    code += _assembly(recurrence.source(registers[0]), triple, cpu)
     assert not [name for name in LIBRARY if name in code]
 
 

@@ -15,10 +15,11 @@ from support.engine.kv import filled_batch
 from support.engine.reference import logits_of_prompt
 
 from chairlift.engine.core.acceleration import accelerate
-from chairlift.engine.cpu import decode_attention, experts, host_linear, kernels
+from chairlift.engine.cpu import experts, host_linear, kernels
 from chairlift.engine.cpu.compiled import amx_matmul, quantized_matmul
 from chairlift.engine.cpu.compiled.quantized_matmul import panel_bytes
 from chairlift.engine.cpu.compiled.quantized_weight import Quantized
+from chairlift.engine.cpu.decoder import install as decoder
 from chairlift.engine.cpu.experts import HostQuantizedSwitchLinear, HostSwitchGLU
 from chairlift.engine.cpu.host_linear import HostQuantizedEmbedding, HostQuantizedLinear
 from chairlift.engine.device import memory
@@ -139,7 +140,7 @@ def test_other_architectures_can_be_quantized(name: str) -> None:
 def test_decode_steps_are_whole_layers_of_compiled_products(name: str) -> None:
     model, reference = _models(name)
     block = type(model.layers[0])
-    decode_attention.install(model)
+    decoder.install(model)
     assert all(type(layer) is not block for layer in model.layers)
     ours, theirs = (filled_batch(each, (3, 9, 1)) for each in (model, reference))
     rng = random.Random(1)
@@ -170,7 +171,7 @@ def test_layers_may_be_quantized_in_different_ways() -> None:
     reference.update(model.parameters())
     dequantize_model(reference)
     assert kernels.install(model, exactly=True)
-    decode_attention.install(model)
+    decoder.install(model)
     attention, mlp = model.layers[0].self_attn, model.layers[0].mlp
     assert type(attention.v_proj) is nn.Linear
     assert type(attention.o_proj) is HostQuantizedLinear

@@ -42,7 +42,7 @@ def source(lanes: int) -> str:
         [
             f"declare {vector} @llvm.fabs.v{lanes}f32({vector})",
             "declare float @llvm.sqrt.f32(float)",
-            _sigmoid(lanes),
+            sigmoid(lanes),
             _gated("swiglu", lanes, "", "%g"),
             _gated("geglu", lanes, _gelu(lanes), "%z"),
             _norm(lanes),
@@ -93,7 +93,7 @@ loop:
 """
 
 
-def _sigmoid(lanes: int) -> str:
+def sigmoid(lanes: int) -> str:
     """1 / (1 + e^-x), by the power of a number that is at most 0."""
     vector = f"<{lanes} x float>"
     zero, one = splat(0.0, lanes), splat(1.0, lanes)

@@ -14,7 +14,9 @@ from support.engine.kv import filled_batch
 
 from chairlift.cache.packed.step import BatchStep, packed
 from chairlift.cache.speculation import Speculation
-from chairlift.engine.cpu import decode_attention, host_linear, kernels
+from chairlift.engine.cpu import host_linear, kernels
+from chairlift.engine.cpu.decoder import install as decoder
+from chairlift.engine.cpu.decoder.stack import decode_logits
 from chairlift.engine.cpu.matrix import Backend
 
 LENGTHS = (3, 9, 1)
@@ -33,7 +35,7 @@ def _replace_layers_of_any_size(backend: Backend, monkeypatch: pytest.MonkeyPatc
 def test_decoded_logits_are_unchanged(name: str) -> None:
     """For rows of several lengths, while buffers grow and wrap; some layers are not replaced."""
     replaced, plain = _model(name), _model(name)
-    decode_attention.install(replaced)
+    decoder.install(replaced)
     expected = _decode(plain)
     for one, other in zip(_decode(replaced), expected, strict=True):
         assert mx.allclose(one, other, rtol=1e-3, atol=1e-4 * mx.abs(other).max().item())
@@ -43,7 +45,7 @@ def test_decoded_logits_are_unchanged(name: str) -> None:
 def test_whole_decoder_layers_are_replaced(name: str) -> None:
     model = _model(name)
     attention, block = type(model.layers[0].self_attn), type(model.layers[0])
-    decode_attention.install(model)
+    decoder.install(model)
     assert all(type(layer.self_attn) is not attention for layer in model.layers)
     assert all(type(layer) is not block for layer in model.layers)
 
@@ -61,7 +63,7 @@ def test_rows_with_drafts_of_any_lengths_are_unchanged(name: str, dim: int) -> N
     replaced = module.Model(args)
     replaced.update(plain.parameters())
     kernels.install(replaced, exactly=True)
-    decode_attention.install(replaced)
+    decoder.install(replaced)
     ours, theirs = filled_batch(replaced, LENGTHS), filled_batch(plain, LENGTHS)
     rng = random.Random(dim)
     for _ in range(8):
@@ -88,11 +90,11 @@ def test_attention_that_caps_its_scores_is_not_replaced(name: str) -> None:
     model = _model(name)
     found = [layer.self_attn for layer in model.layers if "self_attn" in layer]
     attention = type(found[0])
-    decode_attention.install(model)
+    decoder.install(model)
     assert all(type(layer) is attention for layer in found)
 
 
-def test_a_decoder_layer_with_a_different_sum_is_not_replaced(
+def test_a_decoder_layer_with_a_different_sum_keeps_that_sum(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def other(self: Any, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
@@ -102,9 +104,11 @@ def test_a_decoder_layer_with_a_different_sum_is_not_replaced(
 
     monkeypatch.setattr(llama.TransformerBlock, "__call__", other)
     model = _model("llama")
-    decode_attention.install(model)
+    expected = decode_logits(model)
+    decoder.install(model)
     assert all(type(layer.self_attn) is not llama.Attention for layer in model.layers)
-    assert all(type(layer) is llama.TransformerBlock for layer in model.layers)
+    assert not any(hasattr(layer, "host") for layer in model.layers)
+    assert mx.allclose(decode_logits(model), expected, rtol=1e-4, atol=1e-5).item()
 
 
 def test_a_layer_with_a_different_result_is_not_replaced(
@@ -118,7 +122,7 @@ def test_a_layer_with_a_different_result_is_not_replaced(
 
     monkeypatch.setattr(llama.Attention, "__call__", other)
     model = _model("llama")
-    decode_attention.install(model)
+    decoder.install(model)
     assert all(type(layer.self_attn) is llama.Attention for layer in model.layers)
 
 

@@ -20,12 +20,13 @@ from chairlift.cache.batch import BatchCache
 from chairlift.cache.packed.step import BatchStep, packed
 from chairlift.cache.quantized import HalfPrecision
 from chairlift.cache.speculation import Speculation
-from chairlift.engine.cpu import decode_attention, host_linear, kernels
+from chairlift.engine.cpu import host_linear, kernels
 from chairlift.engine.cpu.compiled import compiled_elementwise, compiled_matmul, jobs, row_attention
 from chairlift.engine.cpu.compiled.compiled_matmul import CompiledMatrix
 from chairlift.engine.cpu.compiled.jobs import NoProgramError
 from chairlift.engine.cpu.compiled.llvm import kernel as llvm_kernel
 from chairlift.engine.cpu.compiled.worker_threads import shared
+from chairlift.engine.cpu.decoder import install as decoder
 from chairlift.engine.cpu.decoder import layer as decoder_layer
 from chairlift.engine.cpu.gemm import Floats
 from chairlift.engine.cpu.program_builder import ProgramBuilder
@@ -165,7 +166,7 @@ def test_steps_by_programs_are_identical_to_those_without(
         kept = [rng.randint(1, count) for count in counts]
         ours = _step(model, one, counts, fed, kept)
         with monkeypatch.context() as patch:
-            patch.setattr(decoder_layer, "_MAX_TOKENS", 0)
+            patch.setattr(decoder_layer, "MAX_TOKENS", 0)
             theirs = _step(model, other, counts, fed, kept)
         assert mx.array_equal(ours, theirs), step
     assert used.programs > 0 or dim == 16
@@ -210,7 +211,7 @@ def _model(name: str, dim: int) -> Any:
     model = module.Model(args)
     mx.eval(model.parameters())
     kernels.install(model, exactly=False)
-    decode_attention.install(model)
+    decoder.install(model)
     return model
 
 

@@ -14,9 +14,10 @@ from support.engine.kv import filled_batch
 
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.packed.host_step import host_step
-from chairlift.engine.cpu import decode_attention, host_linear, kernels
+from chairlift.engine.cpu import host_linear, kernels
 from chairlift.engine.cpu.compiled import compiled_matmul
 from chairlift.engine.cpu.compiled.jobs import ProgramChain
+from chairlift.engine.cpu.decoder import install as decoder
 from chairlift.engine.cpu.decoder import layer, stack
 
 pytestmark = pytest.mark.skipif(
@@ -55,7 +56,7 @@ def built(module: Any, args: Any, replaced: bool) -> Any:
     mx.eval(model.parameters())
     if replaced:
         kernels.install(model, exactly=False)
-        decode_attention.install(model)
+        decoder.install(model)
     return model
 
 
@@ -91,7 +92,7 @@ def test_layers_are_computed_at_once(chains: list[tuple[int, int]]) -> None:
 
 def test_layers_without_programs_are_called_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """For example without the extra ``jit``."""
-    monkeypatch.setattr(layer, "_MAX_TOKENS", 0)
+    monkeypatch.setattr(layer, "MAX_TOKENS", 0)
     ours, plain = models()
     kind = type(ours.layers[0])
     assert not stack.install(ours)
@@ -182,7 +183,7 @@ def test_a_model_that_computes_between_its_layers_is_called_one_by_one(
     for model in (ours, plain):
         model.model.__class__ = Scaled
     kernels.install(ours, exactly=False)
-    decode_attention.install(ours)
+    decoder.install(ours)
     assert_same(ours, plain)
     assert chains == []
 

@@ -1,0 +1,187 @@
+"""Reads the operations of a decoder layer from MLX's graph of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+import numpy as np
+
+from chairlift.engine.cpu.graph.graph import (
+    Array,
+    Call,
+    Form,
+    Graph,
+    NoGraphError,
+    Primitive,
+    StateRead,
+    StateWrite,
+    Value,
+)
+from chairlift.engine.cpu.views import view
+from chairlift.engine.model.attention import Attention
+from chairlift.engine.model.recorder import HostCall, record, recording
+
+# Model files check for this type; see ``cache.state``.
+if TYPE_CHECKING:
+    _ArraysCache = object
+else:
+    from mlx_lm.models.cache import ArraysCache as _ArraysCache
+
+# The name of the argument with a layer's cache.
+CACHE = "cache"
+_LOCK = threading.Lock()
+
+
+class TracedCache:
+    """The cache of an attention layer that is being recorded.
+
+    Attributes:
+        offset: the position of each token.
+        fetched: the keys and the values of each update.
+    """
+
+    def __init__(self, offset: mx.array) -> None:
+        self.offset = offset
+        self.fetched: list[mx.array] = []
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """The arrays themselves: attention is recorded with what it adds to a cache."""
+        self.fetched += [keys, values]
+        return keys, values
+
+
+class TracedState(_ArraysCache):
+    """The cache of a recurrent layer that is being recorded.
+
+    Attributes:
+        lengths, left_padding: there is no padding.
+        written: the slots that were written.
+
+    Args:
+        tokens: one of each row.
+        shapes: see ``Form.states``.
+    """
+
+    lengths = left_padding = None
+
+    def __init__(self, tokens: int, shapes: Sequence[tuple[int, ...] | None]) -> None:
+        # NOTE: does not call the parent's __init__.
+        self._tokens, self._shapes = tokens, shapes
+        self._slots: dict[int, mx.array] = {}
+        self.written: set[int] = set()
+
+    def __getitem__(self, slot: int) -> mx.array | None:
+        shape = self._shapes[slot]
+        if slot not in self._slots and shape is not None:
+            read = record(StateRead(slot), [], (self._tokens, *shape))
+            assert read is not None
+            self._slots[slot] = read
+        return self._slots.get(slot)
+
+    def __setitem__(self, slot: int, value: mx.array) -> None:
+        self._slots[slot] = value
+        self.written.add(slot)
+        record(StateWrite(slot), [value], ())
+
+    def advance(self, n: int) -> None:
+        """Does nothing: a state has no position."""
+
+
+def trace(layer: Any, tokens: int, form: Form) -> Graph:
+    """The graph of a decoder layer.
+
+    Raises:
+        NoGraphError: the layer uses its cache in another way than by attention.
+        Exception: whatever the layer raises for such a cache.
+    """
+    others = [mx.zeros((tokens, *shape), dtype) for shape, dtype in form.others.values()]
+    x, offset = mx.zeros((tokens, 1, form.width)), mx.zeros((tokens,), mx.int32)
+    cache = _cache(offset, form)
+    with recording() as expected:
+        result = _called(layer, form, x, cache, others)
+    if isinstance(cache, TracedState) and len(cache.written) != len(form.states):
+        raise NoGraphError("a layer does not write all of its states")
+    if result.shape != x.shape or result.dtype != x.dtype:
+        raise NoGraphError(f"a layer returns {result.shape} of {result.dtype}")
+    calls: list[HostCall] = []
+
+    def run(x: mx.array, offset: mx.array, *more: mx.array) -> list[mx.array]:
+        others, stand_ins = more[: len(form.others)], more[len(form.others) :]
+        with recording(stand_ins) as recorded:
+            cache = _cache(offset, form)
+            y = _called(layer, form, x, cache, others)
+        calls[:] = recorded
+        fetched = cache.fetched if isinstance(cache, TracedCache) else []
+        return [y, *(each for call in recorded for each in call.inputs), *fetched]
+
+    events: list[dict[str, Any]] = []
+    stand_ins = [mx.zeros(call.shape) for call in expected]
+    with _without_copies():
+        mx.export_function(events.append, run, x, offset, *others, *stand_ins)
+    return _graph(events, calls, [*form.others])
+
+
+@contextmanager
+def _without_copies() -> Iterator[None]:
+    """Context in which this thread's ``mx.contiguous`` does nothing: MLX cannot export it."""
+    own = threading.get_ident()
+    with _LOCK:
+        original = mx.contiguous
+
+        def contiguous(a: mx.array, *args: Any, **named: Any) -> mx.array:
+            return a if threading.get_ident() == own else original(a, *args, **named)
+
+        mx.contiguous = contiguous
+        try:
+            yield
+        finally:
+            mx.contiguous = original
+
+
+def _cache(offset: mx.array, form: Form) -> TracedCache | TracedState:
+    return TracedState(offset.size, form.states) if form.states else TracedCache(offset)
+
+
+def _called(
+    layer: Any,
+    form: Form,
+    x: mx.array,
+    cache: TracedCache | TracedState,
+    others: Sequence[mx.array],
+) -> mx.array:
+    given = dict(zip(form.others, others, strict=True))
+    named = {name: cache if name == CACHE else given.get(name) for name in form.names[1:]}
+    result: mx.array = layer(x, **named)
+    return result
+
+
+def _graph(
+    events: Sequence[dict[str, Any]], calls: Sequence[HostCall], names: Sequence[str]
+) -> Graph:
+    of = {event["type"]: event for event in events}
+    x, offset, *more = (Value(*each) for each in of["inputs"]["inputs"])
+    others, stand_ins = dict(zip(names, more, strict=False)), more[len(names) :]
+    result, *read = (Value(*each) for each in of["outputs"]["outputs"])
+    inputs = iter(read)
+    own = [
+        Call(call.operation, [next(inputs) for _ in call.inputs], stand_in)
+        for call, stand_in in zip(calls, stand_ins, strict=True)
+    ]
+    # Attention has to read what the cache returns, and nothing else may.
+    attention = (call.inputs[1:3] for call in own if isinstance(call.operation, Attention))
+    if [*inputs] != [each for arrays in attention for each in arrays]:
+        raise NoGraphError("a layer computes a part of attention itself")
+    producers: dict[str, Primitive] = {}
+    for event in events:
+        if event["type"] == "primitive":
+            arrays = [[Value(*each) for each in event[side]] for side in ("inputs", "outputs")]
+            primitive = Primitive(event["name"], event["arguments"], *arrays)
+            producers |= {each.name: primitive for each in primitive.outputs}
+    constants: dict[str, Array] = {
+        name: np.array(view(array)) for name, array in of["constants"]["constants"]
+    }
+    return Graph(x, offset, others, result, own, producers, constants)

@@ -1,0 +1,213 @@
+"""Decoder layers of many forms, computed by the steps of their graph and by their code."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from conformance.weights import tiny_model
+
+from chairlift.cache.batch import BatchCache
+from chairlift.cache.kinds import make_batch
+from chairlift.cache.packed.step import BatchStep, packed
+from chairlift.cache.speculation import Speculation
+from chairlift.engine.core.acceleration import accelerate
+from chairlift.engine.cpu import host_linear
+from chairlift.engine.cpu.compiled.llvm import kernel
+from chairlift.engine.cpu.graph import layer as graph_layer
+from chairlift.engine.model.adapters import adapt
+from chairlift.engine.model.recorder import observed
+
+pytestmark = pytest.mark.skipif(not kernel.available(), reason="needs the extra jit")
+
+# Attention with biases, sinks, windows, partial and traditional rotation or none; norms of other
+# kinds and in other places; products that share an input under other names; experts; convolutions
+# and states.
+FORMS = [
+    "cohere2",
+    "exaone4",
+    "glm4",
+    "gpt2",
+    "gpt_neox",
+    "gpt_oss",
+    "granitemoehybrid",
+    "jamba",
+    "lfm2",
+    "mamba",
+    "mamba2",
+    "ministral3",
+    "mixtral",
+    "nemotron",
+    "nemotron_h",
+    "olmo2",
+    "olmoe",
+    "phi",
+    "phi3",
+    "qwen2_moe",
+    "qwen3_moe",
+    "qwen3_next",
+    "smollm3",
+    "stablelm",
+    "starcoder2",
+]
+Contexts = Callable[[], AbstractContextManager[None]]
+
+
+@pytest.fixture(autouse=True)
+def _all_products_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_linear, "MIN_WEIGHTS", 0)
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each call of a layer was computed by its steps."""
+    calls: list[bool] = []
+    original = graph_layer.GraphLayer.__call__
+
+    def counted(layer: Any, x: mx.array, given: Any) -> mx.array | None:
+        result = original(layer, x, given)
+        calls.append(result is not None)
+        return result
+
+    monkeypatch.setattr(graph_layer.GraphLayer, "__call__", counted)
+    return calls
+
+
+def _model(name: str) -> Any:
+    model = tiny_model(name)
+    adapt(model)
+    accelerate(model)
+    return model
+
+
+def _filled(model: Any, lengths: list[int], seed: int) -> BatchCache:
+    """A batch whose rows have these numbers of tokens."""
+    batch = make_batch(model)
+    rng = random.Random(seed)
+    for length in lengths:
+        prompt = make_batch(model)
+        prompt.join(columns=length)
+        tokens = mx.array([[rng.randrange(1, 20) for _ in range(length)]])
+        with prompt.step(length):
+            mx.eval(model(tokens, cache=prompt.layers))
+        batch.join(prompt.extract(0), columns=length + 12)
+    return batch
+
+
+def _leave(batch: BatchCache, row: int) -> None:
+    batch.leave([row])
+    mx.eval(batch.take_moves())
+
+
+def _decoded(model: Any, batch: BatchCache, context: Contexts, tokens: mx.array) -> Any:
+    """The logits of a step for each of ``tokens``, ``[steps, rows]``, and the state afterwards."""
+    logits = []
+    for step in tokens:
+        with context(), batch.step(1):
+            logits.append(model(step[:, None], cache=batch.layers))
+            mx.eval(logits[-1], [layer.state for layer in batch.layers])
+    return np.array(mx.stack(logits))
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_steps_compute_what_the_code_does(name: str, steps: list[bool]) -> None:
+    model = _model(name)
+    lengths = [3, 1, 9, 17]
+    tokens = mx.random.randint(1, 20, (8, len(lengths)), key=mx.random.key(0))
+    one, other = (_filled(model, lengths, 1) for _ in range(2))
+    steps.clear()
+    ours = _decoded(model, one, nullcontext, tokens)
+    used = steps.count(True)
+    theirs = _decoded(model, other, observed, tokens)
+    assert used == 8 * sum(hasattr(layer, "graph") for layer in model.layers) > 0
+    assert steps.count(True) == used
+    np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-3 * float(np.abs(theirs).max()))
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "lfm2", "olmo2", "phi3", "qwen3_next"])
+def test_rows_join_and_leave_between_steps(name: str) -> None:
+    model = _model(name)
+    results = []
+    for context in (nullcontext, observed):
+        batch, logits = _filled(model, [4, 7], 2), []
+        for number, rows in enumerate((2, 3, 3, 2, 1)):
+            if rows > len(batch):
+                prompt = _filled(model, [5], 3)
+                batch.join(prompt.extract(0), columns=20)
+            while rows < len(batch):
+                _leave(batch, 0)
+            tokens = mx.random.randint(1, 20, (1, rows), key=mx.random.key(number))
+            logits.append(_decoded(model, batch, context, tokens).reshape(rows, -1))
+        results.append(np.concatenate(logits))
+    np.testing.assert_allclose(*results, rtol=1e-3, atol=1e-3 * float(np.abs(results[0]).max()))
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_row_does_not_depend_on_the_others(name: str) -> None:
+    """Products of weights that no compiled function reads may differ in the last bits."""
+    model = _model(name)
+    lengths = [6, 11, 2]  # the last row takes the place of one that leaves
+    tokens = mx.random.randint(1, 20, (4, len(lengths)), key=mx.random.key(4))
+    together = _decoded(model, _filled(model, lengths, 5), nullcontext, tokens)
+    batch = _filled(model, lengths, 5)
+    _leave(batch, 0)
+    _leave(batch, 0)
+    alone = _decoded(model, batch, nullcontext, tokens[:, 1:2])
+    bound = 1e-5 * float(np.abs(together).max())
+    np.testing.assert_allclose(together[:, 1:2], alone, rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("name", ["cohere2", "gpt_oss", "olmo2", "phi3", "qwen3_moe"])
+def test_rows_with_drafts_of_any_lengths(name: str, steps: list[bool]) -> None:
+    """With windows and without."""
+    model, rng = _model(name), random.Random(6)
+    batches = [_filled(model, [3, 9, 1], 6) for _ in range(2)]
+    for _ in range(6):
+        counts = [rng.choice([1, 1, 2, 5, 11]) for _ in range(3)]
+        kept = [rng.randint(1, count) for count in counts]
+        fed = mx.array([[rng.randrange(1, 20)] for _ in range(sum(counts))])
+        logits = []
+        for batch, context in zip(batches, (nullcontext, observed), strict=True):
+            draft = Speculation(batch)
+            steps.clear()
+            with context(), packed([BatchStep(batch, counts, counts, draft.step)]) as layers:
+                logits.append(np.array(model(fed, cache=layers)))
+            assert all(steps) == (context is nullcontext) or not steps
+            draft.commit(kept)
+        bound = 1e-3 * float(np.abs(logits[1]).max())
+        np.testing.assert_allclose(*logits, rtol=1e-3, atol=bound)
+
+
+def test_an_adapter_is_computed_by_the_code(steps: list[bool]) -> None:
+    """The steps have no additions to products."""
+    model = _model("phi3")
+    products = model.layers[1].self_attn.qkv_proj.products
+
+    class Added:
+        applies = True
+
+        def __call__(self, x: Any, product: Any) -> None:
+            product += 1
+
+    plain = _decoded(model, _filled(model, [3], 0), nullcontext, mx.array([[5]]))
+    products.addition = Added()
+    batch = _filled(model, [3], 0)
+    steps.clear()
+    changed = _decoded(model, batch, nullcontext, mx.array([[5]]))
+    assert steps == [True, False, True, True]
+    assert np.abs(changed - plain).max() > 0.01
+
+
+def test_layers_with_other_results_are_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial compares the logits."""
+    wrong = {"Add": "subtract"}
+    from chairlift.engine.cpu.graph import compiled_operations as operations
+
+    monkeypatch.setattr(operations, "_MAPS", operations._MAPS | wrong)
+    model = _model("olmo2")
+    assert not any("changed" in type(layer).__call__.__qualname__ for layer in model.layers)
