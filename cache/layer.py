@@ -75,7 +75,7 @@ class LayerCache:
         self._step: tuple[int, int] | None = None
         # Whether a snapshot was extracted since the last transaction began.
         self._lent = True
-        # Whether snapshots may share columns that rows write next; see ``host_places``.
+        # Whether snapshots may share columns that rows write next.
         self._rewound = False
         self.grouped_masks = False
 
@@ -87,9 +87,7 @@ class LayerCache:
     @property
     def state(self) -> tuple[mx.array, ...]:
         """The buffers, for inspection and evaluation. Empty before the first write."""
-        if self.keys is None or self.values is None:
-            return ()
-        return self.keys, self.values
+        return () if self.keys is None or self.values is None else (self.keys, self.values)
 
     @property
     def nbytes(self) -> int:
@@ -147,20 +145,19 @@ class LayerCache:
     def host_places(self, counts: Sequence[int], dtype: np.dtype[Any]) -> HostPlaces | None:
         """As ``update_and_fetch``, but the caller writes the tokens, at once and without padding.
 
-        For steps that evaluate as they go, where MLX computes on the CPU. A row with full attention
-        writes only after its tokens, in columns that no snapshot sharing the buffers reads, unless
-        it was rewound: then MLX writes, which copies shared buffers.
+        For eager steps on the CPU. MLX, which copies shared buffers, writes where a snapshot may
+        read the columns: in rows that were rewound, and in windows that a snapshot may share.
 
         Args:
             counts: the new tokens of each row.
             dtype: of the tokens.
 
         Returns:
-            None if the layer has a window, no buffers yet, buffers of another type, or was rewound.
-            Otherwise ``keys_and_values`` returns the columns to read, as soon as they are written.
+            None if MLX has to write, or there are no buffers of this type yet. Otherwise
+            ``keys_and_values`` returns the columns to read, as soon as they are written.
         """
         ring = self.ring
-        if ring.window is not None or self._rewound or self.keys is None or self.values is None:
+        if self._rewound or self.keys is None or self.values is None:
             return None
         mx.eval(self.keys, self.values)
         keys, values = (np.array(buffer, copy=False) for buffer in (self.keys, self.values))
@@ -171,7 +168,8 @@ class LayerCache:
             rows = np.repeat(np.arange(len(counts), dtype=np.intp), taken)
             # The column of each row's first token, less that token's number in the step.
             firsts = cursors - (np.cumsum(taken) - taken)
-            self.shared.written = rows, firsts[rows] + np.arange(len(rows), dtype=np.intp)
+            columns = firsts[rows] + np.arange(len(rows), dtype=np.intp)
+            self.shared.written = rows, columns % ring.columns
         self._fetched, self._step = None, (len(counts), max(counts))
         return HostPlaces(keys, values, *self.shared.written)
 
@@ -206,6 +204,7 @@ class LayerCache:
             if self.keys is None or self.values is None:
                 self._allocate(piece.keys, piece.values)
             self._write(slice(row, row + 1), self.ring.cursors[row], piece.keys, piece.values)
+            self._rewound |= self.ring.window is not None
 
     def move(self, moves: Sequence[tuple[int, int]]) -> list[mx.array]:
         """Copies rows over others, ``(row, to)`` each; no row is in two of the moves.
@@ -247,6 +246,7 @@ class LayerCache:
         If the model has never written to this layer, the piece has no heads.
         """
         self._lent = True
+        self._rewound |= self.ring.window is not None
         if self.keys is None or self.values is None:
             empty = mx.zeros((1, 0, tokens, 0))
             return KVPiece(empty, empty)

@@ -282,11 +282,64 @@ def test_snapshots_that_share_memory_outlive_a_rewind(
     assert written(layer, keys, values, counts), "one write by MLX is enough"
 
 
-@pytest.mark.parametrize("case", ["window", "empty", "quantized"])
+@given(
+    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=4),
+    window=st.integers(2, 12),
+    moves=st.lists(
+        st.tuples(st.sampled_from(["step", "step", "extract", "leave", "join"]), st.integers(0, 9)),
+        min_size=1,
+        max_size=24,
+    ),
+    evaluates=st.booleans(),
+)
+def test_snapshots_keep_their_tokens_while_numpy_writes_windows(
+    lengths: list[int], window: int, moves: list[tuple[str, int]], evaluates: bool
+) -> None:
+    """Also those that are not evaluated yet, and those that rows were restored from."""
+    kinds = [LayerKind(window)]
+    batch = filled(kinds, lengths)
+    names, by_numpy = list(range(len(lengths))), 0
+    kept: list[tuple[int, Snapshot]] = []
+    for move, number in moves:
+        row = number % len(batch) if len(batch) else 0
+        if move == "extract" and len(batch):
+            kept.append((names[row], batch.extract(row)))
+            if evaluates:
+                mx.eval([piece.arrays for piece in kept[-1][1].layers])  # type: ignore[union-attr]
+        elif move == "leave" and len(batch) > 1:
+            names = [names[old] for old in batch.leave([row])]
+            mx.eval(batch.take_moves())
+        elif move == "join" and kept:
+            name, snapshot = kept[number % len(kept)]
+            batch.join(snapshot)
+            mx.eval(batch.take_moves())
+            names.append(name)
+        elif move == "step":
+            offsets = zip(names, batch.offsets, strict=True)
+            tokens = np.array([[1000 * name + offset] for name, offset in offsets])
+            keys, values = (np.array(array)[:, :, 0] for array in tokens_to_kv(tokens))
+            layer = batch.attention[0]
+            with batch.step(1):
+                if written(layer, keys, values, [1] * len(batch)):
+                    by_numpy += 1
+                else:
+                    layer.update_and_fetch(*(mx.array(new)[:, :, None] for new in (keys, values)))
+    kept += [(name, batch.extract(row)) for row, name in enumerate(names)]
+    for name, snapshot in kept:
+        (piece,) = snapshot.layers
+        assert isinstance(piece, KVPiece)
+        tokens = 1000 * name + np.arange(snapshot.stop - piece.tokens, snapshot.stop)[None]
+        for found, expected in zip(piece.arrays, tokens_to_kv(tokens), strict=True):
+            assert np.array_equal(np.array(found), np.array(expected))
+    steps = [move for move, _ in moves]
+    if len(steps) > 1 and set(steps) == {"step"}:
+        assert by_numpy >= len(steps) - 1
+
+
+@pytest.mark.parametrize("case", ["empty", "quantized"])
 def test_numpy_leaves_other_layers_to_mlx(case: str) -> None:
-    kind = LayerKind(4) if case == "window" else FULL
     quantization = Quantization(8, 32) if case == "quantized" else None
-    batch = BatchCache([kind], quantization)
+    batch = BatchCache([FULL], quantization)
     batch.join()
     keys, values = (np.ones((1, 2, 32), np.float32) for _ in range(2))
     new = [mx.array(array)[:, :, None] for array in (keys, values)]
