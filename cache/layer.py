@@ -173,11 +173,11 @@ class LayerCache:
         self._fetched, self._step = None, (len(counts), max(counts))
         return HostPlaces(keys, values, *self.shared.written)
 
-    def sees_all(self, mask: Mask, step: int) -> bool:
-        """Whether a mask for ``step`` new queries a row lets each see all of its row's columns up
-        to its own, from the first one on.
-        """
-        return self.ring.window is None and mask is self.make_mask(step)
+    def seen(self, mask: Mask, counts: Sequence[int]) -> list[tuple[int, int]] | None:
+        """See ``Ring.seen``; None if the model's ``mask`` shows tokens anything else."""
+        keys = [(max(counts), window, False) for window in (None, self.ring.window)]
+        is_own = any(mask is self.make_mask(*key) for key in keys)
+        return self.ring.seen(counts) if is_own else None
 
     def _fetch(self, rows: int, step: int) -> tuple[mx.array, mx.array]:
         """The columns for attention to read, once a step's new tokens are written."""

@@ -104,6 +104,22 @@ class Ring:
             return Span(0, self.columns)
         return Span(0, stop)
 
+    def seen(self, counts: Sequence[int]) -> list[tuple[int, int]] | None:
+        """The columns before ``counts[r]`` new tokens of each row that all of them see.
+
+        Returns:
+            How many, and the first of them; behind the last column of the buffer its first one
+            follows. None if a window shows several tokens of a row different ones.
+        """
+        seen = []
+        for cursor, length, count in zip(self.cursors, self.lengths, counts, strict=True):
+            if self.window is not None and length + count > self.window:
+                if count > 1:
+                    return None
+                length = self.window - 1
+            seen.append((length, (cursor - length) % self.columns))
+        return seen
+
     def mask(
         self, step: int, window: int | None = None, as_array: bool = False
     ) -> mx.array | str | None:

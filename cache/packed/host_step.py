@@ -13,17 +13,19 @@ from chairlift.cache.packed.step import PackedLayer
 
 
 class HostStep(NamedTuple):
-    """A step of one batch whose tokens see all columns of their rows up to their own.
+    """A step of one batch whose tokens see columns of their rows up to their own.
 
     Attributes:
         places: where its tokens are written.
         counts: the new tokens of each row.
-        begun: the columns of each row before them.
+        begun: the columns of each row before them that all of them see.
+        starts: the first of these; behind the last column of the buffer its first one follows.
     """
 
     places: HostPlaces
     counts: Sequence[int]
     begun: Sequence[int]
+    starts: Sequence[int]
 
 
 def host_step(layer: LayerCache | PackedLayer, mask: Mask | PackedMask) -> HostStep | None:
@@ -33,8 +35,8 @@ def host_step(layer: LayerCache | PackedLayer, mask: Mask | PackedMask) -> HostS
         mask: the one that the model passes to its layer.
 
     Returns:
-        None if the step has several batches, a token does not see all columns of its row, or only
-        MLX can write the tokens.
+        None if the step has several batches, several tokens of a row see different columns of a
+        window, or only MLX can write the tokens.
     """
     if isinstance(layer, PackedLayer):
         assert isinstance(mask, PackedMask)
@@ -45,7 +47,9 @@ def host_step(layer: LayerCache | PackedLayer, mask: Mask | PackedMask) -> HostS
     else:
         assert not isinstance(mask, PackedMask)
         batch_layer, own_mask, counts = layer, mask, [1] * len(layer.ring.cursors)
-    if not batch_layer.sees_all(own_mask, max(counts)):
+    seen = batch_layer.seen(own_mask, counts)
+    places = None if seen is None else batch_layer.host_places(counts, np.dtype(np.float32))
+    if seen is None or places is None:
         return None
-    places = batch_layer.host_places(counts, np.dtype(np.float32))
-    return None if places is None else HostStep(places, counts, batch_layer.ring.cursors)
+    begun, starts = zip(*seen, strict=True)
+    return HostStep(places, counts, begun, starts)

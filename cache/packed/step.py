@@ -110,15 +110,15 @@ class HostAttend(Protocol):
         keys: mx.array,
         values: mx.array,
         counts: Sequence[int],
-        begun: Sequence[int],
+        seen: Sequence[tuple[int, int]],
     ) -> Floats | None:
-        """Attention of each row's new tokens to all columns of the row up to their own.
+        """Attention of each row's new tokens to columns of the row up to their own.
 
         Args:
             queries: ``[tokens, heads, dim]``, row by row.
             keys, values: ``[rows, key heads, columns, dim]``.
             counts: the new tokens of each row.
-            begun: the columns of each row before its new tokens.
+            seen: the columns of each row before its new tokens; see ``Ring.seen``.
 
         Returns:
             ``[tokens, heads, value dim]``; None if heads of this form are not supported.
@@ -293,10 +293,10 @@ def _attended_on_host(
     else:
         new = (mx.array(_unpacked_on_host(tokens, where)) for tokens in (keys, values))
         layer.update_and_fetch(*new)
-    if layer.sees_all(mask, where.length):
+    seen = layer.seen(mask, part.counts)
+    if seen is not None:
         all_keys, all_values = layer.state
-        begun = layer.ring.cursors
-        mixed = attend.by_row(queries[own], all_keys, all_values, part.counts, begun)
+        mixed = attend.by_row(queries[own], all_keys, all_values, part.counts, seen)
         if mixed is not None:
             return mixed
     new_keys, new_values = layer.keys_and_values()

@@ -61,13 +61,15 @@ class RowScores:
         keys: mx.array,
         values: mx.array,
         counts: Sequence[int],
-        begun: Sequence[int],
+        seen: Sequence[tuple[int, int]],
     ) -> Floats | None:
         """See ``HostAttend``."""
         stored = view(keys), view(values)
-        if self._sinks is not None or not row_attention.supports(queries, *stored):
+        if not row_attention.supports(queries, *stored):
             return None
-        return row_attention.attend(queries, *stored, counts, begun, self._scale)
+        begun, starts = zip(*seen, strict=True)
+        own = starts, self._sinks
+        return row_attention.attend(queries, *stored, counts, begun, self._scale, *own)
 
     def masked(self, queries: Floats, keys: mx.array, values: mx.array, mask: Mask) -> Floats:
         """See ``HostAttend``."""

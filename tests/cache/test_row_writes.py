@@ -3,37 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.cache.rows import FULL, filled, written
 from support.engine.kv import tokens_to_kv
 
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.capacity import Capacity
-from chairlift.cache.layer import LayerCache, _resized
+from chairlift.cache.layer import _resized
 from chairlift.cache.quantized import Quantization
 from chairlift.cache.snapshot import KVPiece, LayerKind, Snapshot
 from chairlift.cache.speculation import Speculation
-
-FULL = LayerKind()
-
-
-def filled(kinds: list[LayerKind], lengths: list[int]) -> BatchCache:
-    """A batch whose rows have these lengths; the tokens of row r are 1000 * r + position."""
-    batch = BatchCache(kinds)
-    for row, length in enumerate(lengths):
-        single = BatchCache(kinds)
-        single.join()
-        with single.step(length):
-            for layer in single.layers:
-                layer.update_and_fetch(*tokens_to_kv(row * 1000 + np.arange(length)[None]))
-        batch.join(single.extract(0))
-        mx.eval(batch.take_moves())
-    return batch
 
 
 def new_tokens(batch: BatchCache, step: int) -> np.ndarray:
@@ -144,14 +128,6 @@ def host_step(batch: BatchCache) -> tuple[mx.array, mx.array]:
     with batch.step(1):
         assert written(batch.attention[0], keys, values, [1] * len(batch))
         return batch.attention[0].keys_and_values()
-
-
-def written(layer: LayerCache, keys: Any, values: Any, counts: list[int]) -> bool:
-    """Whether the host could write the tokens, and did."""
-    places = layer.host_places(counts, keys.dtype)
-    if places is not None:
-        places.write(keys, values)
-    return places is not None
 
 
 @pytest.mark.slow
@@ -280,60 +256,6 @@ def test_snapshots_that_share_memory_outlive_a_rewind(
         for found, expected in zip(piece.arrays, wanted, strict=True):
             assert mx.array_equal(found, expected).item()
     assert written(layer, keys, values, counts), "one write by MLX is enough"
-
-
-@given(
-    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=4),
-    window=st.integers(2, 12),
-    moves=st.lists(
-        st.tuples(st.sampled_from(["step", "step", "extract", "leave", "join"]), st.integers(0, 9)),
-        min_size=1,
-        max_size=24,
-    ),
-    evaluates=st.booleans(),
-)
-def test_snapshots_keep_their_tokens_while_numpy_writes_windows(
-    lengths: list[int], window: int, moves: list[tuple[str, int]], evaluates: bool
-) -> None:
-    """Also those that are not evaluated yet, and those that rows were restored from."""
-    kinds = [LayerKind(window)]
-    batch = filled(kinds, lengths)
-    names, by_numpy = list(range(len(lengths))), 0
-    kept: list[tuple[int, Snapshot]] = []
-    for move, number in moves:
-        row = number % len(batch) if len(batch) else 0
-        if move == "extract" and len(batch):
-            kept.append((names[row], batch.extract(row)))
-            if evaluates:
-                mx.eval([piece.arrays for piece in kept[-1][1].layers])  # type: ignore[union-attr]
-        elif move == "leave" and len(batch) > 1:
-            names = [names[old] for old in batch.leave([row])]
-            mx.eval(batch.take_moves())
-        elif move == "join" and kept:
-            name, snapshot = kept[number % len(kept)]
-            batch.join(snapshot)
-            mx.eval(batch.take_moves())
-            names.append(name)
-        elif move == "step":
-            offsets = zip(names, batch.offsets, strict=True)
-            tokens = np.array([[1000 * name + offset] for name, offset in offsets])
-            keys, values = (np.array(array)[:, :, 0] for array in tokens_to_kv(tokens))
-            layer = batch.attention[0]
-            with batch.step(1):
-                if written(layer, keys, values, [1] * len(batch)):
-                    by_numpy += 1
-                else:
-                    layer.update_and_fetch(*(mx.array(new)[:, :, None] for new in (keys, values)))
-    kept += [(name, batch.extract(row)) for row, name in enumerate(names)]
-    for name, snapshot in kept:
-        (piece,) = snapshot.layers
-        assert isinstance(piece, KVPiece)
-        tokens = 1000 * name + np.arange(snapshot.stop - piece.tokens, snapshot.stop)[None]
-        for found, expected in zip(piece.arrays, tokens_to_kv(tokens), strict=True):
-            assert np.array_equal(np.array(found), np.array(expected))
-    steps = [move for move, _ in moves]
-    if len(steps) > 1 and set(steps) == {"step"}:
-        assert by_numpy >= len(steps) - 1
 
 
 @pytest.mark.parametrize("case", ["empty", "quantized"])

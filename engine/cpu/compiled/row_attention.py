@@ -23,7 +23,7 @@ from chairlift.engine.cpu.compiled.jobs import (
 from chairlift.engine.cpu.compiled.llvm import kernel as llvm_kernel
 from chairlift.engine.cpu.compiled.llvm.host_compiler import Function
 from chairlift.engine.cpu.compiled.llvm.kernel import Kernel
-from chairlift.engine.cpu.compiled.llvm.row_attention import MAX_QUERIES
+from chairlift.engine.cpu.compiled.llvm.row_attention import MAX_QUERIES, TILE
 from chairlift.engine.cpu.gemm import Floats
 
 
@@ -53,6 +53,8 @@ def attend(
     counts: Sequence[int],
     begun: Sequence[int],
     scale: float,
+    starts: Sequence[int] | None = None,
+    sinks: Floats | None = None,
 ) -> Floats:
     """Causal attention of each row's new tokens to all of its columns, from the first one on.
 
@@ -62,6 +64,9 @@ def attend(
             new tokens.
         counts: the number of new tokens of each row.
         begun: each row's columns before its new tokens.
+        starts: the first of each row's columns, behind the last of which the first of its buffer
+            follows; None: the first of its buffer.
+        sinks: ``[heads]``, a score of each head that takes weight but adds no value.
 
     Returns:
         ``[tokens, heads, dim]``.
@@ -71,7 +76,10 @@ def attend(
     scaled = np.multiply(queries, np.float32(scale), order="C")
     result = np.empty(queries.shape, np.float32)
     addresses = [array.ctypes.data for array in (scaled, keys, values, result)]
-    job = _job(scaled.shape, keys, values, addresses, counts, begun)
+    starts = [0] * len(counts) if starts is None else starts
+    own = None if sinks is None else np.ascontiguousarray(sinks, np.float32)
+    address = 0 if own is None else own.ctypes.data
+    job = _job(scaled.shape, keys, values, addresses, address, counts, begun, starts)
     run_shared(_rows(kernel, keys), *job.arguments, parts=job.parts, is_shared=job.is_shared)
     return result
 
@@ -101,6 +109,7 @@ class AttentionJobs:
         program: gets the jobs.
         queries, keys, values: ``[tokens, heads, dim]``, whose tokens need not be adjacent.
         scaled, result: memory of the queries' shape, contiguous.
+        sinks: see ``attend``.
 
     Raises:
         NoProgramError: there is no kernel for such heads.
@@ -115,6 +124,7 @@ class AttentionJobs:
         scaled: Floats,
         result: Floats,
         scale: float,
+        sinks: Floats | None = None,
     ) -> None:
         kernel = llvm_kernel.compiled()
         tokens, heads, dim = queries.shape
@@ -127,6 +137,8 @@ class AttentionJobs:
         # An address takes longer to ask for than the rest of a job's arguments.
         self._addresses = scaled.ctypes.data, result.ctypes.data
         self._scale = np.array([scale], np.float32)
+        self._sinks = None if sinks is None else np.ascontiguousarray(sinks, np.float32)
+        self._sinks_address = 0 if self._sinks is None else self._sinks.ctypes.data
         program.add(
             kernel.scale,
             *(queries.ctypes.data, self._scale.ctypes.data, scaled.ctypes.data, heads * dim),
@@ -137,7 +149,8 @@ class AttentionJobs:
         self._scatters = [program.add(kernel.scatter, parts=0, is_shared=False) for _ in range(2)]
         self._attend = program.add(kernel.rows, parts=0, is_shared=False)
         numbers = *self._scatters, self._attend
-        self.form = (*self._new, *self._addresses, *scaled.shape, scale, *numbers)
+        addresses = *self._addresses, self._sinks_address
+        self.form = (*self._new, *addresses, *scaled.shape, scale, *numbers)
 
     def point(self, step: HostStep) -> bool:
         """Sets where the keys and values of the next run are written.
@@ -165,7 +178,9 @@ class AttentionJobs:
             )
         scaled, result = self._addresses
         buffers = places.keys, places.values
-        job = _job(self._scaled.shape, *buffers, (scaled, *cached, result), step.counts, step.begun)
+        addresses = scaled, *cached, result
+        rows = step.counts, step.begun, step.starts
+        job = _job(self._scaled.shape, *buffers, addresses, self._sinks_address, *rows)
         self._tiles = job.tiles  # until the program has run
         self._program.change(
             self._attend,
@@ -219,24 +234,29 @@ def _job(
     keys: NDArray[Any],
     values: NDArray[Any],
     addresses: Sequence[int],
+    sinks: int,
     counts: Sequence[int],
     begun: Sequence[int],
+    starts: Sequence[int],
 ) -> _Attention:
     """As ``attend``, for queries of this shape that are multiplied by the scale.
 
     Args:
         addresses: of the queries, keys, values and the result.
+        sinks: the address of the sinks, or 0.
     """
     tokens, heads, dim = shape
     rows, key_heads, columns, _ = keys.shape
     assert len(counts) <= rows
     assert sum(counts) == tokens
     assert max(map(add, counts, begun)) <= columns
+    assert min(starts) >= 0
+    assert max(starts) < columns
     steps = [stride // array.itemsize for array in (keys, values) for stride in array.strides[:3]]
     most = max(1, MAX_QUERIES // (heads // key_heads))
-    tiles, address, seen = _tiles(tuple(counts), tuple(begun), most)
+    tiles, address, seen = _tiles(tuple(counts), tuple(begun), tuple(starts), most)
     return _Attention(
-        (*addresses, address, heads, key_heads, dim, dim, *steps),
+        (*addresses, address, sinks, heads, key_heads, dim, dim, columns, *steps),
         len(tiles) * key_heads,
         seen * key_heads * dim >= MIN_SHARED,
         tiles,
@@ -245,18 +265,20 @@ def _job(
 
 @functools.lru_cache(maxsize=8)
 def _tiles(
-    counts: tuple[int, ...], begun: tuple[int, ...], most: int
+    counts: tuple[int, ...], begun: tuple[int, ...], starts: tuple[int, ...], most: int
 ) -> tuple[NDArray[np.int64], int, int]:
     """The tiles of at most ``most`` tokens (see ``llvm.row_attention``), their address, and the
     columns they see.
 
     Cached, because all layers of a step have the same.
     """
-    starts = [*accumulate(counts, initial=0)][:-1]
+    firsts = [*accumulate(counts, initial=0)][:-1]
     tiles = [
-        (start + done, min(most, count - done), row, columns + done + 1)
-        for row, (start, count, columns) in enumerate(zip(starts, counts, begun, strict=True))
+        (first + done, min(most, count - done), row, columns + done + 1, start)
+        for row, (first, count, columns, start) in enumerate(
+            zip(firsts, counts, begun, starts, strict=True)
+        )
         for done in range(0, count, most)
     ]
-    array = np.array(tiles, np.int64).reshape(-1, 4)
+    array = np.array(tiles, np.int64).reshape(-1, TILE)
     return array, array.ctypes.data, int(array[:, 3].sum())

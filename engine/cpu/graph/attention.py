@@ -60,12 +60,12 @@ class _AttentionStep:
         self._scores = RowScores(operation.scale, sinks)
         self._program = Program()
         self._jobs: AttentionJobs | None = None
-        if sinks is None and arrays[2].shape == arrays[1].shape:
+        if arrays[2].shape == arrays[1].shape:
             scaled = lowering.new(arrays[0].shape)
             with suppress(NoProgramError):
                 queries, keys, values = arrays
                 self._jobs = AttentionJobs(
-                    self._program, queries, keys, values, scaled, mixed, operation.scale
+                    self._program, queries, keys, values, scaled, mixed, operation.scale, sinks
                 )
 
     def __call__(self, call: LayerCall) -> None:

@@ -61,6 +61,32 @@ def test_each_token_attends_to_its_own_row_up_to_itself(
     assert np.array_equal(from_half, from_whole), "float16 is read as it is"
 
 
+@given(
+    rows=st.lists(
+        st.tuples(st.integers(1, 9), st.integers(0, 300), st.integers(0, 400)),
+        min_size=1,
+        max_size=4,
+    ),
+    group=st.integers(1, 5),
+    spread=st.sampled_from([0.1, 3.0, 60.0]),
+    has_sinks=st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_columns_begin_anywhere_in_the_buffer_and_wrap(
+    rows: list[tuple[int, int, int]], group: int, spread: float, has_sinks: bool
+) -> None:
+    counts, begun = [n for n, _, _ in rows], [n for _, n, _ in rows]
+    queries, keys, values = _random(counts, begun, 2, group, 1, spread)
+    sinks = np.linspace(-2, 9, 2 * group, dtype=np.float32) if has_sinks else None
+    exact = _exact(queries, keys, values, counts, begun, 0.125, sinks)
+    starts = [start % keys.shape[2] for _, _, start in rows]
+    for buffer in (keys, values):
+        for row, start in enumerate(starts):
+            buffer[row] = np.roll(buffer[row], start, axis=1)
+    result = row_attention.attend(queries, keys, values, counts, begun, 0.125, starts, sinks)
+    assert np.allclose(result, exact, rtol=1e-4, atol=2e-5 * max(1.0, spread))
+
+
 @given(count=st.integers(1, 40), begun=st.integers(0, 300), group=st.integers(1, 5))
 @settings(max_examples=40, deadline=None)
 def test_a_token_does_not_depend_on_those_beside_it(count: int, begun: int, group: int) -> None:
@@ -117,7 +143,13 @@ def _random(
 
 
 def _exact(
-    queries: Floats, keys: Floats, values: Floats, counts: list[int], begun: list[int], scale: float
+    queries: Floats,
+    keys: Floats,
+    values: Floats,
+    counts: list[int],
+    begun: list[int],
+    scale: float,
+    sinks: Floats | None = None,
 ) -> np.ndarray:
     result = np.empty(queries.shape)
     group = queries.shape[1] // keys.shape[1]
@@ -127,7 +159,10 @@ def _exact(
             for head in range(queries.shape[1]):
                 own = row, head // group, slice(0, seen)
                 scores = scale * (keys[own].astype(np.float64) @ queries[token, head])
-                weights = np.exp(scores - scores.max())
-                result[token, head] = weights @ values[own] / weights.sum()
+                others = [] if sinks is None else [float(sinks[head])]
+                largest = max(scores.max(), *others) if others else scores.max()
+                weights = np.exp(scores - largest)
+                total = weights.sum() + sum(np.exp(other - largest) for other in others)
+                result[token, head] = weights @ values[own] / total
             token += 1
     return result

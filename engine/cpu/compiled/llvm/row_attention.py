@@ -12,10 +12,11 @@ at the same columns for all tokens, and a column that a token does not see has t
 
 Arguments: the addresses of the queries ``[tokens, heads, dim]``, already multiplied by the scale,
 of keys and values ``[rows, key heads, columns, dim]`` (float32, or with ``rows_half`` float16), of
-the result ``[tokens, heads, width]`` and of the tiles; the numbers of heads and key heads, ``dim``,
-``width``; then, for keys and for values, the numbers from one row, one head and one column to the
-next. A tile is four integers: its first token, how many tokens, their row, and the columns that the
-first of them sees.
+the result ``[tokens, heads, width]``, of the tiles and of the sinks ``[heads]`` (0: none); the
+numbers of heads and key heads, ``dim``, ``width``, and the columns of a row; then, for keys and for
+values, the numbers from one row, one head and one column to the next. A tile is five integers: its
+first token, how many tokens, their row, the columns that the first of them sees, and the first of
+these columns. Behind the last column of a row, its first one follows.
 """
 
 from __future__ import annotations
@@ -34,12 +35,14 @@ from chairlift.engine.cpu.compiled.llvm.softmax import (
 _FUNCTIONS = {"float": "rows", "half": "rows_half"}
 # Queries of a tile, which share the transposition of keys.
 MAX_QUERIES = 48
+# Integers of a tile.
+TILE = 5
 # Columns of a block: a tile's scores of a block, and its values, stay in the L1 or L2 cache.
 _BLOCK = 128
 
 _ARGUMENTS = (
-    "ptr %q, ptr %keys, ptr %values, ptr %out, ptr %tiles, i64 %heads, i64 %key_heads, i64 %dim, "
-    "i64 %width, i64 %kr, i64 %kh, i64 %kc, i64 %vr, i64 %vh, i64 %vc"
+    "ptr %q, ptr %keys, ptr %values, ptr %out, ptr %tiles, ptr %sinks, i64 %heads, i64 %key_heads, "
+    "i64 %dim, i64 %width, i64 %ring, i64 %kr, i64 %kh, i64 %kc, i64 %vr, i64 %vh, i64 %vc"
 )
 
 
@@ -99,7 +102,7 @@ define internal void @attend_tile_{kind}({_ARGUMENTS}, i64 %part) {{
 entry:
   %number = udiv i64 %part, %key_heads
   %head = urem i64 %part, %key_heads
-  %tile = getelementptr [4 x i64], ptr %tiles, i64 %number
+  %tile = getelementptr [{TILE} x i64], ptr %tiles, i64 %number
   %first = load i64, ptr %tile, align 8
   %tokens_at = getelementptr i64, ptr %tile, i64 1
   %tokens = load i64, ptr %tokens_at, align 8
@@ -107,6 +110,9 @@ entry:
   %row = load i64, ptr %row_at, align 8
   %seen_at = getelementptr i64, ptr %tile, i64 3
   %seen = load i64, ptr %seen_at, align 8
+  %start_at = getelementptr i64, ptr %tile, i64 4
+  %start = load i64, ptr %start_at, align 8
+  %has_sinks = icmp ne ptr %sinks, null
   %more_seen = add i64 %seen, %tokens
   %columns = sub i64 %more_seen, 1
   %group = udiv i64 %heads, %key_heads
@@ -147,19 +153,35 @@ copy:
   %t_more = icmp ult i64 %t_next, %tokens
   br i1 %t_more, label %copy, label %begin
 begin:
-  %i = phi i64 [0, %copy], [%i_next, %begin]
+  %i = phi i64 [0, %copy], [%i_next, %begun]
+  br i1 %has_sinks, label %sink, label %begun
+sink:
+  %i_head = urem i64 %i, %group
+  %i_own = add i64 %first_head, %i_head
+  %sink_at = getelementptr float, ptr %sinks, i64 %i_own
+  %sink_score = load float, ptr %sink_at, align 4
+  br label %begun
+begun:
+  %high = phi float [{number(LEAST)}, %begin], [%sink_score, %sink]
+  %sum = phi float [0.0, %begin], [1.0, %sink]
   %high_at = getelementptr float, ptr %highest, i64 %i
-  store float {number(LEAST)}, ptr %high_at, align 4
+  store float %high, ptr %high_at, align 4
   %sum_at = getelementptr float, ptr %sums, i64 %i
-  store float 0.0, ptr %sum_at, align 4
+  store float %sum, ptr %sum_at, align 4
   %i_next = add i64 %i, 1
   %i_more = icmp ult i64 %i_next, %queries
   br i1 %i_more, label %begin, label %block
 block:
-  %b = phi i64 [0, %begin], [%b_next, %block_end]
+  %b = phi i64 [0, %begun], [%b_next, %block_end]
   %left = sub i64 %columns, %b
-  %count = call i64 @llvm.umin.i64(i64 %left, i64 {_BLOCK})
-  %bo = mul i64 %b, %kc
+  %unwrapped = add i64 %start, %b
+  %wraps = icmp uge i64 %unwrapped, %ring
+  %turned = sub i64 %unwrapped, %ring
+  %at = select i1 %wraps, i64 %turned, i64 %unwrapped
+  %run = sub i64 %ring, %at
+  %fit = call i64 @llvm.umin.i64(i64 %run, i64 {_BLOCK})
+  %count = call i64 @llvm.umin.i64(i64 %left, i64 %fit)
+  %bo = mul i64 %at, %kc
   %kb = getelementptr {kind}, ptr %k, i64 %bo
   br label %panel
 panel:
@@ -169,7 +191,7 @@ panel:
   %wide = sub i64 %count, %p
   call void @transpose_{kind}(ptr %kp, ptr %transposed, i64 %dim, i64 %kc, i64 %wide)
   %sp = getelementptr float, ptr %scores, i64 %p
-  %v_column = add i64 %b, %p
+  %v_column = add i64 %at, %p
   %v_fo = mul i64 %v_column, %vc
   %v_fetched = getelementptr {kind}, ptr %v, i64 %v_fo
   call void @products_scores_{kind}(ptr %transposed, ptr %own, ptr %sp, i64 %queries, i64 %dim,
@@ -197,7 +219,7 @@ weigh:
   br i1 %n_more, label %weigh, label %mix
 mix:
   %is_first = icmp eq i64 %b, 0
-  %vbo = mul i64 %b, %vc
+  %vbo = mul i64 %at, %vc
   %vb = getelementptr {kind}, ptr %v, i64 %vbo
   %k_no = mul i64 {_BLOCK}, %kc
   %k_next = getelementptr {kind}, ptr %kb, i64 %k_no
@@ -214,7 +236,7 @@ mix_panel:
   %d_more = icmp ult i64 %d_next, %width
   br i1 %d_more, label %mix_panel, label %block_end
 block_end:
-  %b_next = add i64 %b, {_BLOCK}
+  %b_next = add i64 %b, %count
   %b_more = icmp ult i64 %b_next, %columns
   br i1 %b_more, label %block, label %write
 write:
