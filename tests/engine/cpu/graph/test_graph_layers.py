@@ -19,6 +19,7 @@ from chairlift.cache.speculation import Speculation
 from chairlift.engine.core.acceleration import accelerate
 from chairlift.engine.cpu import host_linear
 from chairlift.engine.cpu.compiled.llvm import kernel
+from chairlift.engine.cpu.graph import compiled_operations
 from chairlift.engine.cpu.graph import layer as graph_layer
 from chairlift.engine.model.adapters import adapt
 from chairlift.engine.model.recorder import observed
@@ -203,11 +204,16 @@ def test_an_adapter_is_computed_by_the_code(steps: list[bool]) -> None:
     assert np.abs(changed - plain).max() > 0.01
 
 
+@pytest.mark.parametrize("name", ["deepseek_v3", "gemma2", "gemma4_text", "plamo"])
+def test_layers_whose_graph_does_not_show_all_keep_their_code(name: str) -> None:
+    """A mask of their own, their own attention, several results, keys that are changed again."""
+    model = _model(name)
+    assert not any(hasattr(layer, "graph") for layer in model.layers)
+
+
 def test_layers_with_other_results_are_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """A trial compares the logits."""
-    wrong = {"Add": "subtract"}
-    from chairlift.engine.cpu.graph import compiled_operations as operations
-
-    monkeypatch.setattr(operations, "_MAPS", operations._MAPS | wrong)
+    wrong = compiled_operations._MAPS | {"Add": "subtract"}
+    monkeypatch.setattr(compiled_operations, "_MAPS", wrong)
     model = _model("olmo2")
     assert not any("changed" in type(layer).__call__.__qualname__ for layer in model.layers)
