@@ -8,6 +8,7 @@ from chairlift.cache.pages.kernels import PageKernels
 from chairlift.engine.cpu import kernels
 from chairlift.engine.cpu.compiled import recurrent_layers
 from chairlift.engine.cpu.decoder import install as decoder
+from chairlift.engine.cpu.graph import layer as graph
 from chairlift.engine.cuda import attention as cuda_attention
 from chairlift.engine.cuda import block as cuda_block
 from chairlift.engine.cuda import experts, narrow_rope, quantized, skinny
@@ -46,7 +47,9 @@ def accelerate(model: Any, exactly: bool = True, spare_bytes: int | None = None)
     if profile.current().on_cpu:
         eager = layers.install(model, recurrent_layers.kernels())
         eager |= kernels.install(model, exactly)
-        return Acceleration(eager, half_kv=decoder.install(model))
+        half_kv = decoder.install(model)
+        graph.install(model)
+        return Acceleration(eager, half_kv=half_kv)
     layers.install(model, own if cuda else None)
     if cuda:
         narrow_rope.install()

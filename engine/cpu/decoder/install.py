@@ -13,7 +13,6 @@ from typing import Any
 from chairlift.engine.cpu.compiled import row_attention
 from chairlift.engine.cpu.decoder import layer as decoder_layer
 from chairlift.engine.cpu.decoder import stack
-from chairlift.engine.cpu.graph import layer as graph_layer
 from chairlift.engine.cpu.host_attention import NORMS, PROJECTIONS, HostAttention
 from chairlift.engine.cpu.host_linear import LINEAR
 from chairlift.engine.cpu.kernels import SharedRope
@@ -39,9 +38,6 @@ def install(model: Any) -> bool:
         at_once = "in one call" if stack.install(model) else "one by one"
         parts = "decode on the host: %d attention layers, %d decoder layers, %s"
         log.info(parts, count, whole, at_once)
-    by_graph = graph_layer.install(model)
-    if by_graph:
-        log.info("decode by steps of their graph: %d decoder layers", by_graph)
     return stack.has_programs(model) and row_attention.reads_half()
 
 

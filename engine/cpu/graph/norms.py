@@ -2,21 +2,46 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from chairlift.engine.cpu.compiled.jobs import NoProgramError
 from chairlift.engine.cpu.gemm import Floats
-from chairlift.engine.cpu.graph.graph import Primitive, Value
+from chairlift.engine.cpu.graph.graph import Array, Primitive, Value
 from chairlift.engine.cpu.graph.numpy_operations import SUM
-
-if TYPE_CHECKING:
-    from chairlift.engine.cpu.graph.lowering import Lowering
+from chairlift.engine.cpu.program_builder import ProgramBuilder
 
 
-def norm_of(lowering: Lowering, primitive: Primitive) -> NDArray[Any] | None:
+class Operations(Protocol):
+    """The part of ``Lowering`` that norms need."""
+
+    kept: list[Array]
+
+    @property
+    def program(self) -> ProgramBuilder:
+        """The program to which jobs are added."""
+        ...
+
+    def array(self, value: Value) -> Array:
+        """The array of a value, after the steps that compute it have been added."""
+        ...
+
+    def constant(self, value: Value) -> Array | None:
+        """The array of a value that is the same in all calls; None if it is not."""
+        ...
+
+    def producer(self, value: Value, kind: str) -> Primitive | None:
+        """The primitive that computes a value, if it is of this kind."""
+        ...
+
+    def new(self, shape: Sequence[int]) -> Array:
+        """Memory for an array that a step writes."""
+        ...
+
+
+def norm_of(lowering: Operations, primitive: Primitive) -> Array | None:
     """Adds the job of a norm whose last operation is this one.
 
     Returns:
@@ -54,7 +79,7 @@ def norm_of(lowering: Lowering, primitive: Primitive) -> NDArray[Any] | None:
     return into
 
 
-def _lines(x: NDArray[Any]) -> Floats | None:
+def _lines(x: Array) -> Floats | None:
     """``[tokens, ..., numbers]`` as ``[tokens, heads, numbers]``; None if that needs a copy."""
     view = x.view()
     try:
@@ -67,7 +92,7 @@ def _lines(x: NDArray[Any]) -> Floats | None:
     return (view[:, 0] if view.shape[1] == 1 else view) if adjacent else None
 
 
-def _weight(lowering: Lowering, value: Value) -> Floats | None:
+def _weight(lowering: Operations, value: Value) -> Floats | None:
     """The vector that is broadcast to a value; None if it depends on anything."""
     broadcast = lowering.producer(value, "Broadcast")
     if broadcast is None or len(broadcast.inputs[0].shape) != 1:
@@ -76,7 +101,7 @@ def _weight(lowering: Lowering, value: Value) -> Floats | None:
     return None if weight is None else np.ascontiguousarray(weight)
 
 
-def _normed(lowering: Lowering, primitive: Primitive) -> tuple[Value, Floats] | None:
+def _normed(lowering: Operations, primitive: Primitive) -> tuple[Value, Floats] | None:
     """The input of a norm without weights, and the number that it adds to the mean."""
     for value, other in (primitive.inputs, primitive.inputs[::-1]):
         eps = _inverse_root_of_mean(lowering, other, value)
@@ -85,7 +110,7 @@ def _normed(lowering: Lowering, primitive: Primitive) -> tuple[Value, Floats] | 
     return None
 
 
-def _inverse_root_of_mean(lowering: Lowering, value: Value, x: Value) -> Floats | None:
+def _inverse_root_of_mean(lowering: Operations, value: Value, x: Value) -> Floats | None:
     """The number that is added to the mean square of ``x``, if ``value`` is its inverse root."""
     broadcast = lowering.producer(value, "Broadcast")
     root = None if broadcast is None else lowering.producer(broadcast.inputs[0], "Sqrt")
@@ -101,7 +126,7 @@ def _inverse_root_of_mean(lowering: Lowering, value: Value, x: Value) -> Floats 
     return None
 
 
-def _is_mean_square(lowering: Lowering, value: Value, x: Value) -> bool:
+def _is_mean_square(lowering: Operations, value: Value, x: Value) -> bool:
     scaled = lowering.producer(value, "Multiply")
     if scaled is None:
         return False
