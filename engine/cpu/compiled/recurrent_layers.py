@@ -1,4 +1,4 @@
-"""One token of each row of recurrent layers: the kernels that ``engine.model.layers`` calls.
+"""Tokens of recurrent layers: the kernels that ``engine.model.layers`` calls.
 
 They evaluate their inputs while the graph is built, so the model is eager; see ``cpu.kernels``. A
 state that a cache has handed out changes in place (``cache.state.host_state``). MLX would write
@@ -21,9 +21,9 @@ from chairlift.engine.model.recorder import record
 
 
 class Recurrence(NamedTuple):
-    """A ``HostCall``: the output of one token a row; its first input, the state, changes in place.
+    """A ``HostCall``: the outputs of tokens; the first input, the state, changes in place.
 
-    The inputs are those of ``recurrence.decay``, with an axis of one behind ``rows``.
+    The inputs are those of ``recurrence.decay``.
     """
 
 
@@ -43,7 +43,7 @@ def decayed(
         return stand_in, state
     inputs = _evaluated(k, q, v, g)
     memory, after = _next_state(state)
-    return _output(recurrence.decay(memory, *inputs)), after
+    return mx.array(recurrence.decay(memory, *inputs)), after
 
 
 def gated_delta(
@@ -56,37 +56,40 @@ def gated_delta(
     mask: mx.array | None,
 ) -> tuple[mx.array, mx.array] | None:
     """See ``engine.model.layers.gated_delta.GatedDeltaKernel``."""
-    if mask is not None or beta.shape != v.shape[:3] or beta.dtype != mx.float32:
+    if beta.shape != v.shape[:3] or beta.dtype != mx.float32 or not _takes(q, k, v, g, state):
         return None
-    if not _takes(q, k, v, g, state):
-        return None
+    if mask is not None:
+        if mask.shape != v.shape[:2]:
+            return None
+        # Without decay and rate, a token changes nothing.
+        g = mx.where(mask.reshape(*mask.shape, *[1] * (g.ndim - 2)), g, 1)
+        beta = mx.where(mask[..., None], beta, 0)
     stand_in = record(Recurrence(), [state, k, q, v, g, beta], v.shape)
     if stand_in is not None:
         return stand_in, state
     inputs = _evaluated(k, q, v, g, beta)
     memory, after = _next_state(state)
-    return _output(recurrence.decay(memory, *inputs)), after
+    return mx.array(recurrence.decay(memory, *inputs)), after
 
 
 def _takes(q: mx.array, k: mx.array, v: mx.array, g: mx.array, state: mx.array) -> bool:
-    """Whether these are float32 arrays of one token a row, with the shapes of ``recurrence``."""
-    if v.ndim != 4 or v.shape[1] != 1 or not recurrence.supports(k.shape[-1]):
+    """Whether these are float32 arrays with the shapes of ``recurrence``."""
+    if v.ndim != 4 or not recurrence.supports(k.shape[-1]):
         return False
-    rows, _, heads, lines = v.shape
+    rows, tokens, heads, lines = v.shape
     numbers = k.shape[-1]
     return (
         all(x.dtype == mx.float32 for x in (q, k, v, g, state))
-        and q.shape == k.shape == (rows, 1, k.shape[2], numbers)
+        and q.shape == k.shape == (rows, tokens, k.shape[2], numbers)
         and heads % k.shape[2] == 0
-        and g.shape in ((rows, 1, heads), (rows, 1, heads, numbers))
+        and g.shape in ((rows, tokens, heads), (rows, tokens, heads, numbers))
         and state.shape == (rows, heads, lines, numbers)
     )
 
 
 def _evaluated(*arrays: mx.array) -> list[Floats]:
-    """Views of arrays ``[rows, 1, ...]`` as ``[rows, ...]``."""
     mx.eval(arrays)
-    return [np.array(array, copy=False)[:, 0] for array in arrays]
+    return [np.array(array, copy=False) for array in arrays]
 
 
 def _next_state(state: mx.array) -> tuple[Floats, mx.array]:
@@ -96,7 +99,3 @@ def _next_state(state: mx.array) -> tuple[Floats, mx.array]:
         state = mx.array(np.ascontiguousarray(view(state)))
         memory = view(state)
     return memory, state
-
-
-def _output(result: Floats) -> mx.array:
-    return mx.array(result[:, None])

@@ -190,7 +190,7 @@ def _recurrence(lowering: Lowering, call: Call) -> Array:
     """Changes a state in the memory of the cache, which may be another in each call."""
     state, *others = call.inputs
     slot = lowering.own_slot(state)
-    k, q, v, g, *beta = (lowering.contiguous(lowering.array(each)[:, 0]) for each in others)
+    k, q, v, g, *beta = (lowering.contiguous(lowering.array(each)) for each in others)
     result = lowering.new(v.shape)
     program, shape = lowering.program.program, state.shape
     arrays = k, q, v, g, beta[0] if beta else None, result
@@ -207,7 +207,7 @@ def _recurrence(lowering: Lowering, call: Call) -> Array:
         add_decay(shape, memory.ctypes.data, *arrays, partial(program.change, number))
 
     lowering.then_run(place)
-    return result[:, None]
+    return result
 
 
 def _written(lowering: Lowering, operation: StateWrite, value: Array) -> Array:

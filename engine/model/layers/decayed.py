@@ -115,6 +115,8 @@ def _computed(
     kernel: DecayedKernel | None,
 ) -> tuple[mx.array, mx.array]:
     """As ``decayed_attention``, with states ``[rows, heads, value dim, key dim]``."""
+    if kernel is not None and state is None and q.dtype == mx.float32:
+        state = mx.zeros((v.shape[0], *v.shape[2:], k.shape[-1]))
     if kernel is not None and state is not None:
         results = kernel(q, k, v, mx.exp(logs.astype(mx.float32)), state)
         if results is not None:

@@ -1,23 +1,19 @@
-"""One token of layers whose recurrent state decays, in LLVM's language.
+"""Tokens of layers whose recurrent state decays, in LLVM's language.
 
-The state of a head is lines of numbers, ``S[value, key]``, which are read and written once. A part
-of a call is one head of one row, so a row's results do not depend on the others.
+The state of a head is lines of numbers, ``S[value, key]``, which a token reads and writes once. A
+part of a call is one head of one row with all of its tokens, one after the other: so the results of
+a row do not depend on the others, and the tokens of a prompt find the state in the cache.
 
 - ``decayed``: ``S = S * g + v k^T``, and the output is ``S q``.
 - ``delta``: the gated delta rule, ``S = S * g + (beta * (v - (S * g) k)) k^T``, and ``S q``.
-- ``selective``: as ``decayed``, with the decay ``exp(a * dt)`` of each number of the state.
 
 The products of a line with ``g * k`` and ``g * q`` are computed before the line changes: with the
-product of ``k`` and ``q`` they give its output. Arguments of ``decayed`` and ``delta``: the
-addresses of the states ``[rows, heads, lines, numbers]``, of ``k`` and ``q``
-``[rows, groups, numbers]``, of ``v`` ``[rows, heads, lines]``, of ``g`` ``[rows, heads, 1]`` or
-``[rows, heads, numbers]``, of ``beta`` ``[rows, heads]`` (``delta`` only) and of the outputs, as
-``v``; then heads, heads of a group, lines, numbers, and the numbers of a head's ``g``.
-
-Arguments of ``selective``, whose parts are lines: the addresses of the states
-``[rows, lines, numbers]``, of ``k`` and ``q`` ``[rows, numbers]``, of ``v`` and ``dt``
-``[rows, lines]``, of ``a`` ``[lines, numbers]`` and of the outputs, as ``v``; then lines and
-numbers.
+product of ``k`` and ``q`` they give its output. Arguments: the addresses of the states
+``[rows, heads, lines, numbers]``, of ``k`` and ``q`` ``[rows, tokens, groups, numbers]``, of ``v``
+``[rows, tokens, heads, lines]``, of ``g`` ``[rows, tokens, heads, 1]`` or
+``[rows, tokens, heads, numbers]``, of ``beta`` ``[rows, tokens, heads]`` (``delta`` only) and of
+the outputs, as ``v``; then tokens, heads, heads of a group, lines, numbers, and the numbers of a
+head's ``g``.
 """
 
 from __future__ import annotations
@@ -28,11 +24,10 @@ from typing import NamedTuple
 from chairlift.engine.cpu.compiled.llvm import kernel as llvm_kernel
 from chairlift.engine.cpu.compiled.llvm.host_compiler import Function, host_compiler
 from chairlift.engine.cpu.compiled.llvm.jobs import shared
-from chairlift.engine.cpu.compiled.llvm.softmax import exponential
 
 _ARGUMENTS = (
-    "ptr %state, ptr %k, ptr %q, ptr %v, ptr %g, ptr %beta, ptr %y, i64 %heads, i64 %share, "
-    "i64 %lines, i64 %numbers, i64 %decays"
+    "ptr %state, ptr %k, ptr %q, ptr %v, ptr %g, ptr %beta, ptr %y, i64 %tokens, i64 %heads, "
+    "i64 %share, i64 %lines, i64 %numbers, i64 %decays"
 )
 
 
@@ -46,7 +41,6 @@ class RecurrenceKernel(NamedTuple):
     lanes: int
     decayed: Function
     delta: Function
-    selective: Function
 
 
 @functools.cache
@@ -56,7 +50,7 @@ def compiled() -> RecurrenceKernel | None:
     if compiler is None or kernel is None:
         return None
     function = compiler.compile(source(kernel.lanes)).function
-    return RecurrenceKernel(kernel.lanes, *map(function, ("decayed", "delta", "selective")))
+    return RecurrenceKernel(kernel.lanes, *map(function, ("decayed", "delta")))
 
 
 def source(lanes: int) -> str:
@@ -66,10 +60,8 @@ def source(lanes: int) -> str:
         [
             f"declare {vector} @llvm.fma.v{lanes}f32({vector}, {vector}, {vector})",
             f"declare float @llvm.vector.reduce.fadd.v{lanes}f32(float, {vector})",
-            exponential(lanes),
             _head("decayed", lanes),
             _head("delta", lanes),
-            _selective(lanes),
         ]
     )
 
@@ -104,31 +96,39 @@ entry:
   %head = urem i64 %part, %heads
   %groups = udiv i64 %heads, %share
   %group = udiv i64 %head, %share
-  %row_group = mul i64 %row, %groups
-  %key = add i64 %row_group, %group
-  %key_o = mul i64 %key, %numbers
-  %kh = getelementptr float, ptr %k, i64 %key_o
-  %qh = getelementptr float, ptr %q, i64 %key_o
-  %value_o = mul i64 %part, %lines
-  %vh = getelementptr float, ptr %v, i64 %value_o
-  %yh = getelementptr float, ptr %y, i64 %value_o
-  %state_o = mul i64 %value_o, %numbers
+  %state_lines = mul i64 %part, %lines
+  %state_o = mul i64 %state_lines, %numbers
   %sh = getelementptr float, ptr %state, i64 %state_o
-  %decay_o = mul i64 %part, %decays
-  %gh = getelementptr float, ptr %g, i64 %decay_o
-  {"%rate_at = getelementptr float, ptr %beta, i64 %part" if is_delta else ""}
-  {"%rate = load float, ptr %rate_at, align 4" if is_delta else ""}
+  %first_token = mul i64 %row, %tokens
   %gs = alloca float, i64 %numbers, align 64
   %gk = alloca float, i64 %numbers, align 64
   %gq = alloca float, i64 %numbers, align 64
+  %is_single = icmp eq i64 %decays, 1
+  br label %token
+token:
+  %t = phi i64 [0, %entry], [%t_next, %token_end]
+  %tt = add i64 %first_token, %t
+  %token_group = mul i64 %tt, %groups
+  %key = add i64 %token_group, %group
+  %key_o = mul i64 %key, %numbers
+  %kh = getelementptr float, ptr %k, i64 %key_o
+  %qh = getelementptr float, ptr %q, i64 %key_o
+  %token_head = mul i64 %tt, %heads
+  %place = add i64 %token_head, %head
+  %value_o = mul i64 %place, %lines
+  %vh = getelementptr float, ptr %v, i64 %value_o
+  %yh = getelementptr float, ptr %y, i64 %value_o
+  %decay_o = mul i64 %place, %decays
+  %gh = getelementptr float, ptr %g, i64 %decay_o
+  {"%rate_at = getelementptr float, ptr %beta, i64 %place" if is_delta else ""}
+  {"%rate = load float, ptr %rate_at, align 4" if is_delta else ""}
   %g_first = load float, ptr %gh, align 4
   %g_one = insertelement {vector} poison, float %g_first, i32 0
   %g_all = shufflevector {vector} %g_one, {vector} poison, <{lanes} x i32> zeroinitializer
-  %is_single = icmp eq i64 %decays, 1
   br label %prepare
 prepare:
-  %i = phi i64 [0, %entry], [%i_next, %prepared]
-  %kq = phi {vector} [zeroinitializer, %entry], [%kq_next, %prepared]
+  %i = phi i64 [0, %token], [%i_next, %prepared]
+  %kq = phi {vector} [zeroinitializer, %token], [%kq_next, %prepared]
   br i1 %is_single, label %prepared, label %own
 own:
   %g_at = getelementptr float, ptr %gh, i64 %i
@@ -202,64 +202,13 @@ change:
 line_end:
   %n_next = add i64 %n, 1
   %n_more = icmp ult i64 %n_next, %lines
-  br i1 %n_more, label %line, label %end
+  br i1 %n_more, label %line, label %token_end
+token_end:
+  %t_next = add i64 %t, 1
+  %t_more = icmp ult i64 %t_next, %tokens
+  br i1 %t_more, label %token, label %end
 end:
   ret void
 }}
 {shared(name, _ARGUMENTS, passed)}
 """
-
-
-def _selective(lanes: int) -> str:
-    vector = f"<{lanes} x float>"
-    fma = f"call {vector} @llvm.fma.v{lanes}f32"
-    body = f"""
-  %row = udiv i64 %part, %lines
-  %line = urem i64 %part, %lines
-  %key_o = mul i64 %row, %numbers
-  %kh = getelementptr float, ptr %k, i64 %key_o
-  %qh = getelementptr float, ptr %q, i64 %key_o
-  %state_o = mul i64 %part, %numbers
-  %sh = getelementptr float, ptr %state, i64 %state_o
-  %a_o = mul i64 %line, %numbers
-  %ah = getelementptr float, ptr %a, i64 %a_o
-  %v_at = getelementptr float, ptr %v, i64 %part
-  %v_i = load float, ptr %v_at, align 4
-  %dt_at = getelementptr float, ptr %dt, i64 %part
-  %dt_i = load float, ptr %dt_at, align 4
-  %added = fmul float %v_i, %dt_i
-  %d_one = insertelement {vector} poison, float %added, i32 0
-  %d_all = shufflevector {vector} %d_one, {vector} poison, <{lanes} x i32> zeroinitializer
-  %t_one = insertelement {vector} poison, float %dt_i, i32 0
-  %t_all = shufflevector {vector} %t_one, {vector} poison, <{lanes} x i32> zeroinitializer
-  br label %loop
-loop:
-  %i = phi i64 [0, %work], [%i_next, %loop]
-  %sum = phi {vector} [zeroinitializer, %work], [%sum_next, %loop]
-  %a_at = getelementptr float, ptr %ah, i64 %i
-  %a_i = load {vector}, ptr %a_at, align 4
-  %log = fmul {vector} %a_i, %t_all
-  %g = call {vector} @exponential({vector} %log)
-  %s_at = getelementptr float, ptr %sh, i64 %i
-  %s = load {vector}, ptr %s_at, align 4
-  %k_at = getelementptr float, ptr %kh, i64 %i
-  %k_i = load {vector}, ptr %k_at, align 4
-  %kept = fmul {vector} %s, %g
-  %changed = {fma}({vector} %d_all, {vector} %k_i, {vector} %kept)
-  store {vector} %changed, ptr %s_at, align 4
-  %q_at = getelementptr float, ptr %qh, i64 %i
-  %q_i = load {vector}, ptr %q_at, align 4
-  %sum_next = {fma}({vector} %changed, {vector} %q_i, {vector} %sum)
-  %i_next = add i64 %i, {lanes}
-  %i_more = icmp ult i64 %i_next, %numbers
-  br i1 %i_more, label %loop, label %write
-write:
-  %out = call reassoc float @llvm.vector.reduce.fadd.v{lanes}f32(float 0.0, {vector} %sum_next)
-  %y_at = getelementptr float, ptr %y, i64 %part
-  store float %out, ptr %y_at, align 4
-  br label %part_end
-"""
-    arguments = (
-        "ptr %state, ptr %k, ptr %q, ptr %v, ptr %dt, ptr %a, ptr %y, i64 %lines, i64 %numbers"
-    )
-    return shared("selective", arguments, body)
