@@ -7,11 +7,12 @@ from functools import partial
 import mlx.core as mx
 import numpy as np
 
-from chairlift.cache.state import host_state
+from chairlift.cache.state import StateLayer, host_state
 from chairlift.engine.cpu import elementwise
 from chairlift.engine.cpu.compiled.recurrence import add_decay
 from chairlift.engine.cpu.compiled.recurrent_layers import Recurrence
 from chairlift.engine.cpu.experts import Experts, routes_of
+from chairlift.engine.cpu.gemm import Floats
 from chairlift.engine.cpu.graph.attention import lower_attention
 from chairlift.engine.cpu.graph.graph import Array, Call, NoGraphError, StateRead, StateWrite
 from chairlift.engine.cpu.graph.lowering import LayerCall, Lowering, or_none
@@ -200,14 +201,25 @@ def _recurrence(lowering: Lowering, call: Call) -> Array:
 
     def place(call: LayerCall) -> None:
         assert call.state is not None
-        array = call.state[slot]
-        assert array is not None
-        memory = host_state(array)
-        assert memory is not None
+        memory = _memory(call.state, slot)
         add_decay(shape, memory.ctypes.data, *arrays, partial(program.change, number))
 
     lowering.then_run(place)
     return result
+
+
+def _memory(state: StateLayer, slot: int) -> Floats:
+    """The contiguous memory of a slot, to which nothing else refers."""
+    array = state[slot]
+    assert array is not None
+    memory = host_state(array)
+    if memory is None or not memory.flags.c_contiguous:
+        state[slot] = mx.array(np.ascontiguousarray(view(array)))
+        array = state[slot]
+        assert array is not None
+        memory = host_state(array)
+        assert memory is not None
+    return memory
 
 
 def _written(lowering: Lowering, operation: StateWrite, value: Array) -> Array:
