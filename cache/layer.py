@@ -51,8 +51,9 @@ class HostPlaces(NamedTuple):
     def write(self, keys: NDArray[Any], values: NDArray[Any]) -> None:
         """Writes ``[tokens, heads, dim]``; the largest number stands for larger ones."""
         for buffer, new in ((self.keys, keys), (self.values, values)):
-            same, largest = buffer.dtype == new.dtype, np.finfo(buffer.dtype).max
-            buffer[self.rows, :, self.columns] = new if same else new.clip(-largest, largest)
+            if buffer.dtype != new.dtype:
+                new = new.clip(-(largest := np.finfo(buffer.dtype).max), largest)
+            buffer[self.rows, :, self.columns] = new
 
 
 class LayerCache:
@@ -175,8 +176,7 @@ class LayerCache:
 
     def seen(self, mask: Mask, counts: Sequence[int]) -> list[tuple[int, int]] | None:
         """See ``Ring.seen``; None if the model's ``mask`` shows tokens anything else."""
-        keys = [(max(counts), window, False) for window in (None, self.ring.window)]
-        is_own = any(mask is self.make_mask(*key) for key in keys)
+        is_own = any(mask is self.make_mask(max(counts), own) for own in (None, self.ring.window))
         return self.ring.seen(counts) if is_own else None
 
     def _fetch(self, rows: int, step: int) -> tuple[mx.array, mx.array]:

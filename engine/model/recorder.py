@@ -19,7 +19,7 @@ class HostCall(NamedTuple):
     """An operation that is not MLX's.
 
     Attributes:
-        operation: says what is computed; ``engine.cpu.graph.operations`` has the kinds.
+        operation: says what is computed; ``engine.cpu.graph.host_operations`` has the kinds.
         inputs: the arrays that it reads.
         shape: its result's.
     """

@@ -38,8 +38,8 @@ def mapped(name: str, inputs: Sequence[Floats], into: Floats, run: Run) -> bool:
     return True
 
 
-def reduced(name: str, x: Floats, into: Floats, run: Run) -> bool:
-    """The ``sum`` of the last axis, or its ``largest`` number.
+def summed(x: Floats, into: Floats, run: Run) -> bool:
+    """The sum of the last axis.
 
     Args:
         into: as ``x``, with one number in the last axis.
@@ -52,7 +52,7 @@ def reduced(name: str, x: Floats, into: Floats, run: Run) -> bool:
     layout = _layout([x[..., 0], into[..., 0]], last=x.shape[-1])
     if layout is None:
         return False
-    _add(compiled.functions[name], layout, [x, into], run)
+    _add(compiled.functions["sum"], layout, [x, into], run)
     return True
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from chairlift.engine.cpu.compiled.compiled_maps import mapped, reduced
+from chairlift.engine.cpu.compiled.compiled_maps import mapped, summed
 from chairlift.engine.cpu.compiled.jobs import Run
 from chairlift.engine.cpu.graph.graph import Array
 from chairlift.engine.cpu.graph.numpy_operations import SUM, State
@@ -45,7 +45,7 @@ def add_jobs(add: Run, kind: str, state: State, inputs: Sequence[Array], into: A
     if kind == "Reduce" and state[0] == SUM and len(state[1]) == 1:
         [x], [axis] = inputs, state[1]
         if axis == x.ndim - 1:
-            return reduced("sum", x, into, add)
+            return summed(x, into, add)
         return x.shape[axis] <= _FEW and _added(add, np.moveaxis(x, axis, 0), into, axis)
     if kind == "Concatenate":
         ends = np.cumsum([each.shape[state[0]] for each in inputs])[:-1]

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from chairlift.cache.state import StateLayer
 from chairlift.engine.cpu.compiled.compiled_maps import mapped
@@ -14,6 +13,7 @@ from chairlift.engine.cpu.compiled.jobs import NoProgramError
 from chairlift.engine.cpu.gemm import Floats
 from chairlift.engine.cpu.graph.compiled_operations import add_jobs
 from chairlift.engine.cpu.graph.graph import (
+    Array,
     Call,
     Graph,
     NoGraphError,
@@ -26,8 +26,6 @@ from chairlift.engine.cpu.graph.norms import norm_of
 from chairlift.engine.cpu.graph.numpy_operations import DTYPES, OPERATIONS, VIEWS
 from chairlift.engine.cpu.host_linear import Products
 from chairlift.engine.cpu.program_builder import ProgramBuilder
-
-Array = NDArray[Any]
 
 
 class LayerCall(NamedTuple):

@@ -11,9 +11,9 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from chairlift.engine.cpu.graph.graph import Array
+
 State = Sequence[Any]
 # Called with the settings, the inputs and the result's memory.
 Compute = Callable[[State, Sequence[Array], Array], object]
@@ -63,7 +63,6 @@ VIEWS: dict[str, Callable[[State, Array, tuple[int, ...]], Array]] = {
     "Broadcast": lambda state, x, shape: np.broadcast_to(x, shape),
     "Slice": lambda state, x, shape: _slices(state, x),
     "StopGradient": lambda state, x, shape: x,
-    "Contiguous": lambda state, x, shape: x,
     "Copy": lambda state, x, shape: x,
 }
 

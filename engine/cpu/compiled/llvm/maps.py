@@ -1,5 +1,4 @@
-"""Functions of each number of arrays with any strides, and sums and maxima of lines, in LLVM's
-language.
+"""Functions of each number of arrays with any strides, and sums of lines, in LLVM's language.
 
 A line is the last axis; a part is one line. Lines have up to three further axes. Arguments of all
 functions: the addresses of the inputs and of the result, the numbers of a line, and the sizes of
@@ -9,8 +8,8 @@ of each of the three axes to the next one.
 - Functions of one number, such as ``square_lines``: the numbers of a line are adjacent.
 - Functions of two numbers: an input may have one number for each line. The names say so:
   ``add_lines``, ``add_left`` (the first input has one number) and ``add_right``.
-- ``sum`` and ``largest``: the result has one number for each line. Numbers are added in an order
-  that depends on nothing but the length of a line.
+- ``sum``: the result has one number for each line. Numbers are added in an order that depends on
+  nothing but the length of a line.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ OUTER = 3
 ENDINGS = ("lines", "left", "right")
 BINARY = ("add", "subtract", "multiply", "divide", "maximum", "minimum")
 UNARY = ("copy", "negative", "absolute", "square", "root", "inverse_root", "sigmoid")
-REDUCTIONS = ("sum", "largest")
 
 
 class Maps(NamedTuple):
@@ -48,7 +46,7 @@ def compiled() -> Maps | None:
     module = compiler.compile(_source(main.lanes))
     names = [f"{name}_{ending}" for name in BINARY for ending in ENDINGS]
     names += [f"{name}_{ENDINGS[0]}" for name in UNARY]
-    return Maps({name: module.function(name) for name in (*names, *REDUCTIONS)})
+    return Maps({name: module.function(name) for name in (*names, "sum")})
 
 
 def _source(lanes: int) -> str:
@@ -61,14 +59,13 @@ def _source(lanes: int) -> str:
         f"declare {vector} @llvm.masked.load.v{lanes}f32.p0(ptr, i32, {masks}, {vector})",
         f"declare void @llvm.masked.store.v{lanes}f32.p0({vector}, ptr, i32, {masks})",
         f"declare float @llvm.vector.reduce.fadd.v{lanes}f32(float, {vector})",
-        f"declare float @llvm.vector.reduce.fmax.v{lanes}f32({vector})",
         softmax.exponential(lanes),
         sigmoid(lanes),
         *(_defined(name, lines, lanes) for name, lines in _operations(lanes).items()),
     ]
     parts += [_unary(name, lanes) for name in UNARY]
     parts += [_binary(name, ending, lanes) for name in BINARY for ending in ENDINGS]
-    parts += [_reduction(name, lanes) for name in REDUCTIONS]
+    parts.append(_sum(lanes))
     return "\n".join(parts)
 
 
@@ -172,15 +169,8 @@ tail:
 """
 
 
-def _reduction(name: str, lanes: int) -> str:
-    vector = f"<{lanes} x float>"
-    operation, first = ("add", 0.0) if name == "sum" else ("maximum", float("-inf"))
-    begin = splat(first, lanes)
-    reduced = (
-        f"call reassoc float @llvm.vector.reduce.fadd.v{lanes}f32(float 0.0, {vector} %all)"
-        if name == "sum"
-        else f"call float @llvm.vector.reduce.fmax.v{lanes}f32({vector} %all)"
-    )
+def _sum(lanes: int) -> str:
+    vector, begin = f"<{lanes} x float>", splat(0.0, lanes)
     body = f"""
   {_line_of("x")}
   {_line_of("y")}
@@ -190,7 +180,7 @@ loop:
   %i = phi i64 [0, %work], [%i_next, %loop]
   %s = phi {vector} [{begin}, %work], [%s_next, %loop]
   {_loaded("a", "x", lanes)}
-  %s_next = call {vector} @of_{operation}({vector} %s, {vector} %a)
+  %s_next = call {vector} @of_add({vector} %s, {vector} %a)
   %i_next = add i64 %i, {lanes}
   %more = icmp ult i64 %i_next, %whole
   br i1 %more, label %loop, label %last
@@ -199,16 +189,16 @@ last:
   br i1 %rest, label %tail, label %end
 tail:
   {_mask(lanes)}
-  {_rest("a", "x", lanes, begin)}
-  %s_rest = call {vector} @of_{operation}({vector} %s_whole, {vector} %a.rest)
+  {_rest("a", "x", lanes)}
+  %s_rest = call {vector} @of_add({vector} %s_whole, {vector} %a.rest)
   br label %end
 end:
   %all = phi {vector} [%s_whole, %last], [%s_rest, %tail]
-  %total = {reduced}
+  %total = call reassoc float @llvm.vector.reduce.fadd.v{lanes}f32(float 0.0, {vector} %all)
   store float %total, ptr %y.line, align 4
   br label %part_end
 """
-    return shared(name, _arguments("x", "y"), _places() + body)
+    return shared("sum", _arguments("x", "y"), _places() + body)
 
 
 def _loaded(variable: str, array: str, lanes: int) -> str:
@@ -219,13 +209,13 @@ def _loaded(variable: str, array: str, lanes: int) -> str:
 """
 
 
-def _rest(variable: str, array: str, lanes: int, other: str = "zeroinitializer") -> str:
-    """Loads the numbers of a line that are left; the lanes without one get ``other``'s."""
+def _rest(variable: str, array: str, lanes: int) -> str:
+    """Loads the numbers of a line that are left; the lanes without one get 0."""
     vector = f"<{lanes} x float>"
     return f"""
   %{variable}.end = getelementptr float, ptr %{array}.line, i64 %whole
   %{variable}.rest = call {vector} @llvm.masked.load.v{lanes}f32.p0(ptr %{variable}.end, i32 4, \
-<{lanes} x i1> %mask, {vector} {other})
+<{lanes} x i1> %mask, {vector} zeroinitializer)
 """
 
 
