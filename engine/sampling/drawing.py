@@ -11,6 +11,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from chairlift.engine.cpu.views import view
 from chairlift.engine.messages import SamplingParams
 
 # Temperatures below this (vLLM's bound) are greedy, because all weights would be 1 or 0.
@@ -30,6 +31,7 @@ class Drawing:
         largest_k: the largest top_k, if every row has that filter; else 0.
         options: all four, ``[4, rows]`` float32; a temperature of 0 for greedy rows.
         seeds: ``[rows]``.
+        numbers: as ``rows``.
     """
 
     rows: mx.array
@@ -39,7 +41,7 @@ class Drawing:
     min_p: mx.array | None
     largest_k: int
     seeds: NDArray[np.uint64]
-    _rows: list[int]
+    numbers: list[int]
 
     @classmethod
     def of(cls, params: Seq[SamplingParams], rows: list[int]) -> Drawing:
@@ -67,13 +69,18 @@ class Drawing:
         ]
         return mx.stack([one[:, 0] for one in columns])
 
+    @cached_property
+    def host_options(self) -> NDArray[np.float32]:
+        """``options`` in NumPy."""
+        return view(self.options)
+
     def keys(self, generated: Seq[int]) -> NDArray[np.uint32]:
         """The random key of each row's next token: ``[rows, 2]`` uint32 (splitmix64's finalizer).
 
         Args:
             generated: the number of output tokens of each row of the batch.
         """
-        positions = np.array([generated[row] for row in self._rows], np.uint64)
+        positions = np.array([generated[row] for row in self.numbers], np.uint64)
         x = self.seeds * np.uint64(0x9E3779B97F4A7C15) + positions * np.uint64(0xD1B54A32D192ED03)
         x += np.uint64(1)
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
