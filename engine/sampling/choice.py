@@ -203,9 +203,8 @@ def lazy_draw(
     """
     # Subtract the highest logit first, so that nothing overflows at any temperature.
     weights = exp((logits - best) / drawing.temperature)
-    filters = drawing.top_k, drawing.top_p, drawing.min_p
-    if any(one is not None for one in filters):
-        least = thresholds(weights, *filters, drawing.largest_k)
+    if any(one is not None for one in drawing.filters):
+        least = thresholds(weights, *drawing.filters, drawing.largest_k)
         weights = mx.where(weights >= least, weights, 0.0)
     tokens = sample_categorical(weights, keys)
     weight = mx.take_along_axis(weights, tokens[:, None], axis=-1)[:, 0]
