@@ -86,7 +86,9 @@ def serve_loaded(
     dispatcher: Dispatcher | None = None,
 ) -> tuple[EngineCore, ModelInfo]:
     """Builds a core for a loaded model; prefixes on disk and grammars need its ``source``."""
-    on_progress(Loading("first step"))
+    device = profile.current()
+    begin = _Parts(on_progress, device.compiles_kernels).begin
+    begin()
     # Rounding quantized weights a little more loses almost nothing. With a configured type,
     # however, nothing is rounded.
     exactly = config.dtype != "auto" or not loaded.quantized
@@ -97,11 +99,11 @@ def serve_loaded(
     acceleration = accelerate(part, exactly, spare)
     half = acceleration.half_kv and not is_vision and loaded.has_half_precision
     storage = kv_storage(config, half)
+    begin()
     geometry, vocabulary, layers = probe(loaded.model, loaded.architecture, storage)
     draft_model = _draft_model(config, source, on_progress)
     if draft_model is not None:
         geometry = draft_model.beside(geometry)
-    device = profile.current()
     check_model_settings(config, device, vocabulary, loaded.max_context)
     planned = memory.plan_kv_memory(config, device, vocabulary, ranks.sharing)
     swap_bytes = memory.swap_bytes(config, device, ranks.sharing)
@@ -111,6 +113,7 @@ def serve_loaded(
         limits = build_limits(config, device, geometry, vocabulary, kv_bytes, prefix_bytes)
     except ValueError as error:
         raise ModelError(str(error)) from error
+    begin()
     model = prepare_model(
         *(loaded.model, vocabulary, limits.chunk_multiple, acceleration.eager, storage),
         kernels=acceleration.pages,
@@ -146,8 +149,7 @@ def serve_loaded(
     compiler = None if source is None else Compiler(partial(_lexicon, source, vocabulary))
     store = _store(config, loaded, source, layers, storage)
     swap = _swap(config, layers, swap_bytes)
-    if device.compiles_kernels:
-        on_progress(Loading("compiling kernels"))
+    begin()
     warm_model(model, limits, kernels=device.compiles_kernels)
     core = EngineCore(
         *(model, limits, prefix_bytes, store, swap, compiler, background, ranks.journal),
@@ -161,6 +163,29 @@ def serve_loaded(
     # It was read and written for the first product; a process that is killed would leave it.
     remove_registration(os.getpid())
     return core, info
+
+
+class _Parts:
+    """Reports the parts of a start after the weights are loaded.
+
+    Args:
+        compiles: each part compiles kernels, which at the first start takes up to a minute.
+    """
+
+    NUMBER = 4
+
+    def __init__(self, on_progress: OnProgress, compiles: bool) -> None:
+        self._on_progress, self._compiles = on_progress, compiles
+        self._begun = 0
+
+    def begin(self) -> None:
+        """Reports the next part."""
+        self._begun += 1
+        if self._compiles:
+            text = f"compiling kernels, part {self._begun} of {self.NUMBER}"
+            self._on_progress(Loading(text))
+        elif self._begun == 1:
+            self._on_progress(Loading("first step"))
 
 
 class _DraftModel(NamedTuple):

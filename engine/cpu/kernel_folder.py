@@ -1,8 +1,9 @@
-"""A folder of its own for the kernels that MLX compiles for the CPU.
+"""A folder of its own for the kernels that MLX compiles.
 
-MLX lets the system's compiler write a kernel to ``$TMPDIR/mlx/VERSION/cpu``, and takes a kernel
-that is there without compiling it. It does not look whether the kernel is whole. So an engine that
-loads a kernel which another process is writing, or which a killed process left half written, ends
+For the CPU, MLX lets the system's compiler write a kernel to ``$TMPDIR/mlx/VERSION/cpu``; for CUDA
+it writes the kernel and its names below ``ptx_cache`` there. It takes a kernel that is there
+without compiling it, and does not look whether the kernel is whole. So an engine that loads a
+kernel which another process is writing, or which a killed process left half written, fails or ends
 with a bus error, and with the second it would do so at every start.
 
 An engine therefore locks a folder in the cache for as long as it lives. The compiler that it starts
@@ -66,7 +67,8 @@ class KernelFolder:
         os.close(self._lock)
 
     def _kernels(self) -> list[Path]:
-        return [path.relative_to(self.path) for path in self.path.glob("mlx/*/cpu/*")]
+        files = (path for path in self.path.glob("mlx/**/*") if path.is_file())
+        return [path.relative_to(self.path) for path in files]
 
     def _remove_partial(self) -> None:
         whole: set[str] = set()

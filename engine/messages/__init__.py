@@ -36,6 +36,7 @@ from chairlift.engine.messages.startup import (
     ModelInfo,
     OnProgress,
     StartFailed,
+    compiles_nothing,
     silent,
 )
 from chairlift.engine.messages.stats import FinishedChoice, StepOutput, StepStats
@@ -77,5 +78,6 @@ __all__ = [
     "TokenOutput",
     "UnloadAdapter",
     "Withdraw",
+    "compiles_nothing",
     "silent",
 ]

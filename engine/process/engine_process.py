@@ -26,7 +26,13 @@ from chairlift.engine.device.backend import BackendError
 from chairlift.engine.errors import EngineDead, ModelError
 from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.logs.setup import LogFormat, set_up_logs
-from chairlift.engine.messages import FromEngine, ModelInfo, StartFailed, ToEngine
+from chairlift.engine.messages import (
+    FromEngine,
+    ModelInfo,
+    StartFailed,
+    ToEngine,
+    compiles_nothing,
+)
 from chairlift.engine.parallel.followers import Followers, StartRank
 from chairlift.engine.parallel.hostfile import read_hostfile
 from chairlift.engine.parallel.journal import Broadcast
@@ -179,10 +185,10 @@ def _serve(socket: zmq.Socket[bytes], folder: Path, warning: str | None) -> None
     def send(message: FromEngine) -> None:
         if leader is not None and isinstance(message, StartFailed):
             leader.followers.end_if_lost()
+        if kernels is not None and compiles_nothing(message):
+            kernels.record()
         if isinstance(message, ModelInfo):
             message = msgspec.structs.replace(message, advice=speed_advice(blas))
-            if kernels is not None:
-                kernels.record()
             if leader is not None:
                 leader.followers.serve()
         with sending:

@@ -11,8 +11,8 @@ from chairlift.engine.cpu import kernel_folder
 from chairlift.engine.cpu.kernel_folder import KernelFolder, lock_kernel_folder
 
 
-def kernel(folder: KernelFolder, name: str) -> Path:
-    path = folder.path / "mlx" / "0.1" / "cpu" / name
+def kernel(folder: KernelFolder, name: str, kind: str = "cpu") -> Path:
+    path = folder.path / "mlx" / "0.1" / kind / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"whole")
     return path
@@ -28,11 +28,12 @@ def test_engines_at_the_same_time_have_different_folders(tmp_path: Path) -> None
     third.close()
 
 
-def test_only_recorded_kernels_stay(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["cpu", "ptx_cache", "ptx_cache/long_na"])
+def test_only_recorded_kernels_stay(tmp_path: Path, kind: str) -> None:
     folder = KernelFolder(tmp_path)
-    whole = kernel(folder, "libA.so")
+    whole = kernel(folder, "libA.so", kind)
     folder.record()
-    partial = kernel(folder, "libB.so")
+    partial = kernel(folder, "libB.so", kind)
     folder.close()
     KernelFolder(tmp_path).close()
     assert whole.exists()
