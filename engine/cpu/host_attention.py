@@ -49,11 +49,13 @@ class RowScores:
 
     Args:
         scale: factor of the scores.
-        sinks: see ``attended``.
+        sinks, softcap: see ``attended``.
     """
 
-    def __init__(self, scale: float, sinks: Floats | None = None) -> None:
-        self._scale, self._sinks = scale, sinks
+    def __init__(
+        self, scale: float, sinks: Floats | None = None, softcap: float | None = None
+    ) -> None:
+        self._scale, self._sinks, self._softcap = scale, sinks, softcap
 
     def by_row(
         self,
@@ -68,15 +70,22 @@ class RowScores:
         if not row_attention.supports(queries, *stored):
             return None
         begun, starts = zip(*seen, strict=True)
-        own = starts, self._sinks
-        return row_attention.attend(queries, *stored, counts, begun, self._scale, *own)
+        return row_attention.attend(
+            *(queries, *stored, counts, begun, self._scale, starts),
+            sinks=self._sinks,
+            softcap=self._softcap,
+        )
 
     def masked(self, queries: Floats, keys: mx.array, values: mx.array, mask: Mask) -> Floats:
         """See ``HostAttend``."""
         rows, heads, step, dim = queries.shape
         mx.eval(keys, values, mask if isinstance(mask, mx.array) else [])
         grouped = queries.reshape(rows, keys.shape[1], -1, dim)
-        mixed = attended(grouped, keys, values, mask, step, self._scale, sinks=self._sinks)
+        mixed = attended(
+            *(grouped, keys, values, mask, step, self._scale),
+            sinks=self._sinks,
+            softcap=self._softcap,
+        )
         return mixed.reshape(rows, heads, step, -1)
 
 

@@ -49,11 +49,13 @@ class Attention(NamedTuple):
     """A ``HostCall``: attention to a cache, of queries, keys and values, and perhaps sinks.
 
     Attributes:
-        function: has mlx-lm's arguments.
+        function: has mlx-lm's arguments; None: there is none, only what the host computes.
+        softcap: bounds the scores: ``softcap * tanh(score / softcap)``; None: nothing does.
     """
 
-    function: Callable[..., mx.array]
+    function: Callable[..., mx.array] | None
     scale: float
+    softcap: float | None = None
 
 
 def install(model: Any, attend: Attend | None = None) -> bool:

@@ -55,6 +55,7 @@ def attend(
     scale: float,
     starts: Sequence[int] | None = None,
     sinks: Floats | None = None,
+    softcap: float | None = None,
 ) -> Floats:
     """Causal attention of each row's new tokens to all of its columns, from the first one on.
 
@@ -67,6 +68,7 @@ def attend(
         starts: the first of each row's columns, behind the last of which the first of its buffer
             follows; None: the first of its buffer.
         sinks: ``[heads]``, a score of each head that takes weight but adds no value.
+        softcap: bounds the scores: ``softcap * tanh(score / softcap)``; None: nothing does.
 
     Returns:
         ``[tokens, heads, dim]``.
@@ -77,11 +79,24 @@ def attend(
     result = np.empty(queries.shape, np.float32)
     addresses = [array.ctypes.data for array in (scaled, keys, values, result)]
     starts = [0] * len(counts) if starts is None else starts
-    own = None if sinks is None else np.ascontiguousarray(sinks, np.float32)
-    address = 0 if own is None else own.ctypes.data
-    job = _job(scaled.shape, keys, values, addresses, address, counts, begun, starts)
+    given = _Given(sinks, softcap)
+    job = _job(scaled.shape, keys, values, addresses, given.addresses, counts, begun, starts)
     run_shared(_rows(kernel, keys), *job.arguments, parts=job.parts, is_shared=job.is_shared)
     return result
+
+
+class _Given:
+    """The memory of what changes the scores of all tokens; see ``attend``.
+
+    Attributes:
+        addresses: of the sinks and of the cap; 0: none.
+    """
+
+    def __init__(self, sinks: Floats | None, softcap: float | None) -> None:
+        self._sinks = None if sinks is None else np.ascontiguousarray(sinks, np.float32)
+        self._cap = None if softcap is None else np.array([softcap], np.float32)
+        arrays = self._sinks, self._cap
+        self.addresses = tuple(0 if each is None else each.ctypes.data for each in arrays)
 
 
 @functools.cache
@@ -107,9 +122,10 @@ class AttentionJobs:
 
     Args:
         program: gets the jobs.
-        queries, keys, values: ``[tokens, heads, dim]``, whose tokens need not be adjacent.
+        queries, keys, values: ``[tokens, heads, dim]``, whose tokens need not be adjacent. Without
+            new keys and values (of no tokens), only attention is computed.
         scaled, result: memory of the queries' shape, contiguous.
-        sinks: see ``attend``.
+        sinks, softcap: see ``attend``.
 
     Raises:
         NoProgramError: there is no kernel for such heads.
@@ -125,6 +141,7 @@ class AttentionJobs:
         result: Floats,
         scale: float,
         sinks: Floats | None = None,
+        softcap: float | None = None,
     ) -> None:
         kernel = llvm_kernel.compiled()
         tokens, heads, dim = queries.shape
@@ -137,8 +154,7 @@ class AttentionJobs:
         # An address takes longer to ask for than the rest of a job's arguments.
         self._addresses = scaled.ctypes.data, result.ctypes.data
         self._scale = np.array([scale], np.float32)
-        self._sinks = None if sinks is None else np.ascontiguousarray(sinks, np.float32)
-        self._sinks_address = 0 if self._sinks is None else self._sinks.ctypes.data
+        self._given = _Given(sinks, softcap)
         program.add(
             kernel.scale,
             *(queries.ctypes.data, self._scale.ctypes.data, scaled.ctypes.data, heads * dim),
@@ -149,7 +165,7 @@ class AttentionJobs:
         self._scatters = [program.add(kernel.scatter, parts=0, is_shared=False) for _ in range(2)]
         self._attend = program.add(kernel.rows, parts=0, is_shared=False)
         numbers = *self._scatters, self._attend
-        addresses = *self._addresses, self._sinks_address
+        addresses = *self._addresses, *self._given.addresses
         self.form = (*self._new, *addresses, *scaled.shape, scale, *numbers)
 
     def point(self, step: HostStep) -> bool:
@@ -180,7 +196,7 @@ class AttentionJobs:
         buffers = places.keys, places.values
         addresses = scaled, *cached, result
         rows = step.counts, step.begun, step.starts
-        job = _job(self._scaled.shape, *buffers, addresses, self._sinks_address, *rows)
+        job = _job(self._scaled.shape, *buffers, addresses, self._given.addresses, *rows)
         self._tiles = job.tiles  # until the program has run
         self._program.change(
             self._attend,
@@ -234,7 +250,7 @@ def _job(
     keys: NDArray[Any],
     values: NDArray[Any],
     addresses: Sequence[int],
-    sinks: int,
+    given: Sequence[int],
     counts: Sequence[int],
     begun: Sequence[int],
     starts: Sequence[int],
@@ -243,7 +259,7 @@ def _job(
 
     Args:
         addresses: of the queries, keys, values and the result.
-        sinks: the address of the sinks, or 0.
+        given: see ``_Given``.
     """
     tokens, heads, dim = shape
     rows, key_heads, columns, _ = keys.shape
@@ -256,7 +272,7 @@ def _job(
     most = max(1, MAX_QUERIES // (heads // key_heads))
     tiles, address, seen = _tiles(tuple(counts), tuple(begun), tuple(starts), most)
     return _Attention(
-        (*addresses, address, sinks, heads, key_heads, dim, dim, columns, *steps),
+        (*addresses, address, *given, heads, key_heads, dim, dim, columns, *steps),
         len(tiles) * key_heads,
         seen * key_heads * dim >= MIN_SHARED,
         tiles,

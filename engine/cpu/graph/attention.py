@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -29,6 +30,7 @@ def lower_attention(
 
     Args:
         inputs: queries, keys and values ``[tokens, heads, 1, dim]``, and perhaps sinks ``[heads]``.
+            There are no keys and values (of no tokens) if another layer has written them.
 
     Raises:
         NoGraphError: the arrays have several tokens for each row.
@@ -56,23 +58,24 @@ class _AttentionStep:
         sinks: Floats | None,
     ) -> None:
         self._arrays, self._mixed, self._sinks = arrays, mixed, sinks
-        self._function, self._scale = operation
-        self._scores = RowScores(operation.scale, sinks)
+        self._operation = operation
+        more = sinks, operation.softcap
+        self._scores = RowScores(operation.scale, *more)
         self._program = Program()
         self._jobs: AttentionJobs | None = None
         if arrays[2].shape == arrays[1].shape:
             scaled = lowering.new(arrays[0].shape)
             with suppress(NoProgramError):
                 queries, keys, values = arrays
-                self._jobs = AttentionJobs(
-                    self._program, queries, keys, values, scaled, mixed, operation.scale, sinks
-                )
+                memory = queries, keys, values, scaled, mixed
+                self._jobs = AttentionJobs(self._program, *memory, operation.scale, *more)
 
     def __call__(self, call: LayerCall) -> None:
         """Computes attention by compiled functions, in NumPy or by the model's own function."""
         cache, mask = call.cache, call.mask
-        if not is_plain(cache) or not _fits(cache, mask):
-            self._by_function(cache, mask)
+        function = self._operation.function
+        if function is not None and not (is_plain(cache) and _fits(cache, mask)):
+            self._by_function(function, cache, mask)
             return
         if self._jobs is not None:
             step = host_step(cache, mask)
@@ -85,12 +88,12 @@ class _AttentionStep:
         else:
             self._mixed[...] = attend_on_host(cache, *arguments)
 
-    def _by_function(self, cache: Any, mask: Any) -> None:
+    def _by_function(self, function: Callable[..., mx.array], cache: Any, mask: Any) -> None:
         queries, keys, values = (mx.array(each[:, :, None]) for each in self._arrays)
-        keys, values = cache.update_and_fetch(keys, values)
+        read = cache.update_and_fetch(keys, values) if len(keys) else cache.keys_and_values()
         sinks = None if self._sinks is None else mx.array(self._sinks)
-        result = self._function(
-            queries, keys, values, cache=cache, scale=self._scale, mask=mask, sinks=sinks
+        result = function(
+            queries, *read, cache=cache, scale=self._operation.scale, mask=mask, sinks=sinks
         )
         self._mixed[...] = view(result)[:, :, 0]
 

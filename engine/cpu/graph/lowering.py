@@ -23,7 +23,13 @@ from chairlift.engine.cpu.graph.graph import (
     Value,
 )
 from chairlift.engine.cpu.graph.norms import norm_of
-from chairlift.engine.cpu.graph.numpy_operations import DTYPES, OPERATIONS, VIEWS
+from chairlift.engine.cpu.graph.numpy_operations import (
+    DTYPES,
+    OPERATIONS,
+    VIEWS,
+    gathers_lines,
+    one_line,
+)
 from chairlift.engine.cpu.host_linear import Products
 from chairlift.engine.cpu.program_builder import ProgramBuilder
 
@@ -32,6 +38,8 @@ class LayerCall(NamedTuple):
     """The arguments of a layer's call beside its input; see ``trace``.
 
     Attributes:
+        mask: attention's.
+        cache: has keys and values.
         state: the cache of a recurrent layer.
     """
 
@@ -47,14 +55,15 @@ class Lowered(NamedTuple):
     """The steps of a layer for a number of tokens, and their memory.
 
     Attributes:
-        x: memory for the layer's input ``[tokens, 1, numbers]``.
+        x: memory for the layer's input; see ``Form.shape``.
         offset: memory for the tokens' positions; None if the steps do not read them.
         others: memory for further arguments, by name.
         uses_cache: see ``Graph``.
         states: memory for the rows' states before the call, by slot.
         in_place: the shapes of other states, which change in the memory of the cache, by slot.
         steps: are computed one after the other.
-        result: the layer's output, of the form of ``x``.
+        results: the layer's outputs.
+        returns_tuple: see ``Graph``.
         products: all products of the layer's weights.
         kept: what the steps read, too.
     """
@@ -66,7 +75,8 @@ class Lowered(NamedTuple):
     states: dict[int, Floats]
     in_place: dict[int, tuple[int, ...]]
     steps: Sequence[Step]
-    result: Floats
+    results: Sequence[Array | None]
+    returns_tuple: bool
     products: Sequence[Products]
     kept: Sequence[Array]
 
@@ -113,11 +123,12 @@ class Lowering:
             # A state that changes in place is never read.
             if not isinstance(call.operation, StateRead):
                 self.array(call.output)
-        result = self.array(graph.result)
+        results = [None if each is None else self.array(each) for each in graph.results]
         self._finish()
         kept = [*self.kept, *graph.constants.values()]
         states = graph.uses_cache, self.states, self.in_place
-        return Lowered(x, offset, others, *states, self._steps, result, self.products, kept)
+        given = results, graph.returns_tuple
+        return Lowered(x, offset, others, *states, self._steps, *given, self.products, kept)
 
     def array(self, value: Value) -> Array:
         """The array of a value, after the steps that compute it have been added."""
@@ -131,6 +142,10 @@ class Lowering:
             else:
                 raise NoGraphError(f"nothing computes {value}")
         return self._arrays[name]
+
+    def is_offset(self, value: Value) -> bool:
+        """Whether a value is the tokens' positions."""
+        return value == self._graph.offset
 
     def constant(self, value: Value) -> Array | None:
         """The array of a value that is the same in all calls; None if it is not."""
@@ -270,6 +285,11 @@ class Lowering:
         value = primitive.outputs[0]
         if kind == "Split":
             return np.split(inputs[0], state[0], axis=state[1])
+        if kind == "Gather":
+            if not gathers_lines(state, inputs):
+                raise NoGraphError("numbers are gathered from several axes")
+            if value.shape == primitive.state[1] and primitive.inputs[1].name in self._constants:
+                return [one_line(state, inputs[0], int(inputs[1].reshape(-1)[0]))]
         if kind in VIEWS:
             view = VIEWS[kind](state, inputs[0], value.shape)
             if constant or np.may_share_memory(view, inputs[0]):

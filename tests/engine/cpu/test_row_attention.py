@@ -70,20 +70,26 @@ def test_each_token_attends_to_its_own_row_up_to_itself(
     group=st.integers(1, 5),
     spread=st.sampled_from([0.1, 3.0, 60.0]),
     has_sinks=st.booleans(),
+    softcap=st.sampled_from([None, 1.0, 50.0]),
 )
 @settings(max_examples=60, deadline=None)
 def test_columns_begin_anywhere_in_the_buffer_and_wrap(
-    rows: list[tuple[int, int, int]], group: int, spread: float, has_sinks: bool
+    rows: list[tuple[int, int, int]],
+    group: int,
+    spread: float,
+    has_sinks: bool,
+    softcap: float | None,
 ) -> None:
     counts, begun = [n for n, _, _ in rows], [n for _, n, _ in rows]
     queries, keys, values = _random(counts, begun, 2, group, 1, spread)
     sinks = np.linspace(-2, 9, 2 * group, dtype=np.float32) if has_sinks else None
-    exact = _exact(queries, keys, values, counts, begun, 0.125, sinks)
+    exact = _exact(queries, keys, values, counts, begun, 0.125, sinks, softcap)
     starts = [start % keys.shape[2] for _, _, start in rows]
     for buffer in (keys, values):
         for row, start in enumerate(starts):
             buffer[row] = np.roll(buffer[row], start, axis=1)
-    result = row_attention.attend(queries, keys, values, counts, begun, 0.125, starts, sinks)
+    more = starts, sinks, softcap
+    result = row_attention.attend(queries, keys, values, counts, begun, 0.125, *more)
     assert np.allclose(result, exact, rtol=1e-4, atol=2e-5 * max(1.0, spread))
 
 
@@ -150,6 +156,7 @@ def _exact(
     begun: list[int],
     scale: float,
     sinks: Floats | None = None,
+    softcap: float | None = None,
 ) -> np.ndarray:
     result = np.empty(queries.shape)
     group = queries.shape[1] // keys.shape[1]
@@ -159,6 +166,8 @@ def _exact(
             for head in range(queries.shape[1]):
                 own = row, head // group, slice(0, seen)
                 scores = scale * (keys[own].astype(np.float64) @ queries[token, head])
+                if softcap is not None:
+                    scores = softcap * np.tanh(scores / softcap)
                 others = [] if sinks is None else [float(sinks[head])]
                 largest = max(scores.max(), *others) if others else scores.max()
                 weights = np.exp(scores - largest)

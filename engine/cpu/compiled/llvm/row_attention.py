@@ -12,11 +12,12 @@ at the same columns for all tokens, and a column that a token does not see has t
 
 Arguments: the addresses of the queries ``[tokens, heads, dim]``, already multiplied by the scale,
 of keys and values ``[rows, key heads, columns, dim]`` (float32, or with ``rows_half`` float16), of
-the result ``[tokens, heads, width]``, of the tiles and of the sinks ``[heads]`` (0: none); the
-numbers of heads and key heads, ``dim``, ``width``, and the columns of a row; then, for keys and for
-values, the numbers from one row, one head and one column to the next. A tile is five integers: its
-first token, how many tokens, their row, the columns that the first of them sees, and the first of
-these columns. Behind the last column of a row, its first one follows.
+the result ``[tokens, heads, width]``, of the tiles, of the sinks ``[heads]`` (0: none) and of the
+number that caps the scores (0: none); the numbers of heads and key heads, ``dim``, ``width``, and
+the columns of a row; then, for keys and for values, the numbers from one row, one head and one
+column to the next. A tile is five integers: its first token, how many tokens, their row, the
+columns that the first of them sees, and the first of these columns. Behind the last column of a
+row, its first one follows.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from chairlift.engine.cpu.compiled.llvm.attention import WIDE
 from chairlift.engine.cpu.compiled.llvm.jobs import shared
 from chairlift.engine.cpu.compiled.llvm.softmax import (
     LEAST,
+    capping,
     exponential,
     number,
     softmax,
@@ -41,15 +43,16 @@ TILE = 5
 _BLOCK = 128
 
 _ARGUMENTS = (
-    "ptr %q, ptr %keys, ptr %values, ptr %out, ptr %tiles, ptr %sinks, i64 %heads, i64 %key_heads, "
-    "i64 %dim, i64 %width, i64 %ring, i64 %kr, i64 %kh, i64 %kc, i64 %vr, i64 %vh, i64 %vc"
+    "ptr %q, ptr %keys, ptr %values, ptr %out, ptr %tiles, ptr %sinks, ptr %cap, "
+    "i64 %heads, i64 %key_heads, i64 %dim, i64 %width, i64 %ring, i64 %kr, i64 %kh, i64 %kc, "
+    "i64 %vr, i64 %vh, i64 %vc"
 )
 
 
 def source(lanes: int, most: int) -> str:
     """Both functions, for registers of ``lanes`` numbers and up to ``most`` sums each."""
-    parts = ["declare i64 @llvm.umin.i64(i64, i64)", exponential(lanes), softmax(lanes)]
-    parts += ["declare i64 @llvm.smax.i64(i64, i64)"]
+    parts = ["declare i64 @llvm.umin.i64(i64, i64)", exponential(lanes), capping(lanes)]
+    parts += [softmax(lanes), "declare i64 @llvm.smax.i64(i64, i64)"]
     parts += ["declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)"]
     for kind, function in _FUNCTIONS.items():
         passed = f"call void @attend_tile_{kind}({_ARGUMENTS}, i64 %part)\nbr label %part_end"
@@ -113,6 +116,7 @@ entry:
   %start_at = getelementptr i64, ptr %tile, i64 4
   %start = load i64, ptr %start_at, align 8
   %has_sinks = icmp ne ptr %sinks, null
+  %has_cap = icmp ne ptr %cap, null
   %more_seen = add i64 %seen, %tokens
   %columns = sub i64 %more_seen, 1
   %group = udiv i64 %heads, %key_heads
@@ -200,7 +204,7 @@ panel:
   %p_more = icmp ult i64 %p_next, %count
   br i1 %p_more, label %panel, label %weigh
 weigh:
-  %n = phi i64 [0, %panel], [%n_next, %weigh]
+  %n = phi i64 [0, %panel], [%n_next, %bounded]
   %n_token = udiv i64 %n, %group
   %n_seen = add i64 %seen, %n_token
   %n_left = sub i64 %n_seen, %b
@@ -212,6 +216,12 @@ weigh:
   %n_mixed = getelementptr float, ptr %mixed, i64 %n_mo
   %n_limit = call i64 @llvm.smax.i64(i64 %n_left, i64 0)
   %n_visible = call i64 @llvm.umin.i64(i64 %n_limit, i64 %count)
+  br i1 %has_cap, label %bound, label %bounded
+bound:
+  %cap_number = load float, ptr %cap, align 4
+  call void @bound(ptr %n_s, i64 %count, float %cap_number)
+  br label %bounded
+bounded:
   call void @softmax(ptr %n_s, i64 %n_visible, i64 %count, ptr %n_high, ptr %n_sum, ptr %n_mixed,
                      i64 %width)
   %n_next = add i64 %n, 1

@@ -1,4 +1,6 @@
-"""Parts of ``llvm.row_attention``: e to the power of numbers, transposition, and softmax."""
+"""Parts of ``llvm.row_attention``: e to the power of numbers, transposition, capped scores, and
+softmax.
+"""
 
 from __future__ import annotations
 
@@ -133,6 +135,39 @@ def loaded(name: str, lanes: int, stored: str, address: str) -> list[str]:
         f"{name}.half = load <{lanes} x half>, ptr {address}, align 2",
         f"{name} = fpext <{lanes} x half> {name}.half to <{lanes} x float>",
     ]
+
+
+def capping(lanes: int) -> str:
+    """A function that bounds a query's scores of a block: ``cap * tanh(score / cap)``."""
+    vector, integers = f"<{lanes} x float>", f"<{lanes} x i32>"
+    return f"""
+declare {vector} @llvm.copysign.v{lanes}f32({vector}, {vector})
+define internal void @bound(ptr %s, i64 %count, float %cap) {{
+entry:
+  %cap0 = insertelement {vector} poison, float %cap, i32 0
+  %caps = shufflevector {vector} %cap0, {vector} poison, {integers} zeroinitializer
+  %rates = fdiv {vector} {splat(-2.0, lanes)}, %caps
+  br label %loop
+loop:
+  %j = phi i64 [0, %entry], [%j_next, %loop]
+  %at = getelementptr float, ptr %s, i64 %j
+  %score = load {vector}, ptr %at, align 4
+  %size = call {vector} @llvm.copysign.v{lanes}f32({vector} %score, {vector} {splat(1.0, lanes)})
+  %exponent = fmul {vector} %size, %rates
+  %power = call {vector} @exponential({vector} %exponent)
+  %less = fsub {vector} {splat(1.0, lanes)}, %power
+  %more = fadd {vector} {splat(1.0, lanes)}, %power
+  %share = fdiv {vector} %less, %more
+  %bounded = fmul {vector} %share, %caps
+  %signed = call {vector} @llvm.copysign.v{lanes}f32({vector} %bounded, {vector} %score)
+  store {vector} %signed, ptr %at, align 4
+  %j_next = add i64 %j, {lanes}
+  %j_more = icmp ult i64 %j_next, %count
+  br i1 %j_more, label %loop, label %end
+end:
+  ret void
+}}
+"""
 
 
 def softmax(lanes: int) -> str:
