@@ -135,7 +135,13 @@ def test_steps_compute_what_the_code_does(name: str, steps: list[bool]) -> None:
     np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-3 * float(np.abs(theirs).max()))
 
 
-@pytest.mark.parametrize("name", ["gpt_oss", "lfm2", "olmo2", "phi3", "qwen3_next"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("falcon_h1", "gemma2", "gemma3n", "gemma4_text", "gpt_oss", "lfm2", "olmo2", "phi3"),
+        "qwen3_next",
+    ],
+)
 def test_rows_join_and_leave_between_steps(name: str) -> None:
     model = _model(name)
     results = []
