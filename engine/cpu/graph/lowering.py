@@ -288,7 +288,8 @@ class Lowering:
         if kind == "Gather":
             if not gathers_lines(state, inputs):
                 raise NoGraphError("numbers are gathered from several axes")
-            if value.shape == primitive.state[1] and primitive.inputs[1].name in self._constants:
+            place = primitive.inputs[1].name
+            if value.shape == state[1] and place in self._constants:
                 return [one_line(state, inputs[0], int(inputs[1].reshape(-1)[0]))]
         if kind in VIEWS:
             view = VIEWS[kind](state, inputs[0], value.shape)
@@ -307,7 +308,9 @@ class Lowering:
             compute(state, inputs, into)
             return [into]
         into = self._like(inputs, value.shape, dtype)
-        if not add_jobs(self.program.program.add, kind, state, inputs, into):
+        last_is_constant = bool(inputs) and primitive.inputs[-1].name in self._constants
+        add = self.program.program.add
+        if not add_jobs(add, kind, state, inputs, into, last_is_constant):
             self.then(lambda _: compute(state, inputs, into))
         return [into]
 

@@ -30,6 +30,7 @@ from chairlift.engine.cpu.compiled.llvm.softmax import (
     exponential,
     number,
     softmax,
+    tangent,
     transpose,
 )
 
@@ -51,8 +52,9 @@ _ARGUMENTS = (
 
 def source(lanes: int, most: int) -> str:
     """Both functions, for registers of ``lanes`` numbers and up to ``most`` sums each."""
-    parts = ["declare i64 @llvm.umin.i64(i64, i64)", exponential(lanes), capping(lanes)]
-    parts += [softmax(lanes), "declare i64 @llvm.smax.i64(i64, i64)"]
+    parts = ["declare i64 @llvm.umin.i64(i64, i64)", exponential(lanes), tangent(lanes)]
+    parts += [capping(lanes), softmax(lanes)]
+    parts += ["declare i64 @llvm.smax.i64(i64, i64)"]
     parts += ["declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)"]
     for kind, function in _FUNCTIONS.items():
         passed = f"call void @attend_tile_{kind}({_ARGUMENTS}, i64 %part)\nbr label %part_end"

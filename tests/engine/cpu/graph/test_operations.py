@@ -9,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx.nn.layers.activations import gelu_approx
 from mlx.nn.layers.positional_encoding import RoPE
 
 from chairlift.engine.cpu.graph.graph import Form, NoGraphError
@@ -66,7 +67,9 @@ OPERATIONS: dict[str, Function] = {
     "logaddexp": lambda x: mx.logaddexp(x, VECTOR),
     "maximum and minimum": lambda x: mx.minimum(mx.maximum(x, -0.5), VECTOR),
     "partition": lambda x: x - mx.partition(x, 5, axis=-1)[..., 5:6],
-    "power": lambda x: mx.abs(x) ** 1.5,
+    "power": lambda x: mx.abs(x) ** 1.5 + mx.power(x.abs(), VECTOR) + mx.power(2.0, x),
+    "square and cube": lambda x: x**2 + x**3,
+    "gelu": gelu_approx,
     "put": lambda x: mx.put_along_axis(x, mx.array([[[3, 5]]] * len(x)), mx.array(0.25), axis=-1),
     "sum": lambda x: x / x.abs().sum(axis=-1, keepdims=True),
     "sums of other axes": lambda x: _tiled(x.reshape(*x.shape[:2], 4, 12).sum(axis=2)),
