@@ -98,9 +98,12 @@ class GraphLayer:
             return False
         if bool(lowered.states or lowered.in_place) != (state is not None):
             return False
-        if any(given.get(name) is not attention.offset for name in self._form.positions):
+        offset = None if attention is None else attention.offset
+        if any(given.get(name) is not offset for name in self._form.positions):
             return False
-        known = {CACHE, *_MASKS, *self._form.positions, *lowered.others}
+        # Nothing in a graph masks states.
+        masks = () if attention is None and state is not None else _MASKS
+        known = {CACHE, *masks, *self._form.positions, *lowered.others}
         if not all(_is_nothing(name, value) for name, value in given.items() if name not in known):
             return False
         arrays = [(given.get(name), memory.shape) for name, memory in lowered.others.items()]
@@ -154,7 +157,7 @@ def _caches(cache: Any, tokens: int) -> _Caches | None:
 
 def _is_nothing(name: str, value: Any) -> bool:
     """Whether an argument changes nothing."""
-    is_mask = name in _STATE_MASKS and isinstance(value, PackedMask)
+    is_mask = name in (*_MASKS, *_STATE_MASKS) and isinstance(value, PackedMask)
     return value is None or (is_mask and all(each is None for each in value.masks))
 
 

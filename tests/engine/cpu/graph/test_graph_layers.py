@@ -10,11 +10,13 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from conformance.values import VALUES
 from conformance.weights import tiny_model
 
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.kinds import make_batch
 from chairlift.cache.packed.step import BatchStep, packed
+from chairlift.cache.quantized import HalfPrecision, Quantization, Storage
 from chairlift.cache.speculation import Speculation
 from chairlift.engine.core.acceleration import accelerate
 from chairlift.engine.cpu import host_linear
@@ -31,6 +33,7 @@ pytestmark = pytest.mark.skipif(not kernel.available(), reason="needs the extra 
 # and states, also beside keys and values in one layer; capped scores; keys and values of another
 # layer, and inputs and results in several arrays.
 FORMS = [
+    "afm7",
     "cohere2",
     "exaone4",
     "falcon_h1",
@@ -91,12 +94,14 @@ def _model(name: str) -> Any:
     return model
 
 
-def _filled(model: Any, lengths: list[int], seed: int) -> BatchCache:
+def _filled(
+    model: Any, lengths: list[int], seed: int, storage: Storage | None = None
+) -> BatchCache:
     """A batch whose rows have these numbers of tokens."""
-    batch = make_batch(model)
+    batch = make_batch(model, storage)
     rng = random.Random(seed)
     for length in lengths:
-        prompt = make_batch(model)
+        prompt = make_batch(model, storage)
         prompt.join(columns=length)
         tokens = mx.array([[rng.randrange(1, 20) for _ in range(length)]])
         with prompt.step(length):
@@ -195,6 +200,23 @@ def test_rows_with_drafts_of_any_lengths(name: str, steps: list[bool]) -> None:
             draft.commit(kept)
         bound = 1e-3 * float(np.abs(logits[1]).max())
         np.testing.assert_allclose(*logits, rtol=1e-3, atol=bound)
+
+
+@pytest.mark.parametrize("storage", [HalfPrecision(), Quantization(8, 32)], ids=["half", "codes"])
+@pytest.mark.parametrize("name", ["gemma2", "gemma3n", "gemma4_text"])
+def test_keys_in_fewer_bits(
+    name: str, storage: Storage, steps: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Capped scores, and keys that another layer has written."""
+    monkeypatch.setitem(VALUES, "head_dim", 32)
+    model, lengths = _model(name), [3, 1, 17]
+    tokens = mx.random.randint(1, 20, (4, len(lengths)), key=mx.random.key(1))
+    one, other = (_filled(model, lengths, 1, storage) for _ in range(2))
+    steps.clear()
+    ours = _decoded(model, one, nullcontext, tokens)
+    assert all(steps)
+    theirs = _decoded(model, other, observed, tokens)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-3 * float(np.abs(theirs).max()))
 
 
 def test_an_adapter_is_computed_by_the_code(steps: list[bool]) -> None:
