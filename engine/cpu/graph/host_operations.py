@@ -109,14 +109,14 @@ def _rotated(lowering: Lowering, operation: Rotation, call: Call, x: Array) -> A
     if length != 1:
         raise NoGraphError("several tokens of a row")
     if not lowering.is_offset(call.inputs[1]):
-        raise NoGraphError("positions that the cache does not have")
+        raise NoGraphError("positions that the layer does not get")
     key = "angles", rope.settings
     if key not in lowering.once:
         shape = tokens, rope.dims // 2
         cosines, sines = (lowering.new(shape) for _ in range(2))
 
         def angles(call: LayerCall) -> None:
-            cosines[...], sines[...] = rope.host_table(call.cache.offset)
+            cosines[...], sines[...] = rope.host_table(call.offset)
 
         lowering.once[key] = cosines, sines
         lowering.before(angles)

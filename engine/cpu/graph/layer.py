@@ -68,11 +68,14 @@ class GraphLayer:
         lowered, caches = self.lowered(tokens), _caches(given.get(CACHE), tokens)
         if lowered is None or not all(each.is_plain for each in lowered.products):
             return None
-        if caches is None or not self._fits(lowered, caches, given):
+        if caches is None:
             return None
-        _copy(lowered, caches, x, given)
+        offset = self._offset(caches, given)
+        if not self._fits(lowered, caches, offset, given):
+            return None
         masks = [given[name] for name in _MASKS if name in given]
-        call = LayerCall(masks[0] if masks else None, *caches)
+        call = LayerCall(masks[0] if masks else None, *caches, offset)
+        _copy(lowered, call, x, given)
         with np.errstate(all="ignore"):  # as in MLX
             for step in lowered.steps:
                 step(call)
@@ -91,14 +94,21 @@ class GraphLayer:
             )
         return self._own.by_tokens[tokens]
 
-    def _fits(self, lowered: Lowered, caches: _Caches, given: Mapping[str, Any]) -> bool:
+    def _offset(self, caches: _Caches, given: Mapping[str, Any]) -> Any:
+        """The tokens' positions, which a layer without keys has as an argument."""
+        if caches.attention is not None:
+            return caches.attention.offset
+        return given.get(self._form.positions[0]) if self._form.positions else None
+
+    def _fits(
+        self, lowered: Lowered, caches: _Caches, offset: Any, given: Mapping[str, Any]
+    ) -> bool:
         """Whether arguments and states have the form for which there are steps."""
         attention, state = caches
         if lowered.uses_cache and attention is None and state is None:
             return False
         if bool(lowered.states or lowered.in_place) != (state is not None):
             return False
-        offset = None if attention is None else attention.offset
         if any(given.get(name) is not offset for name in self._form.positions):
             return False
         # Nothing in a graph masks states.
@@ -107,6 +117,8 @@ class GraphLayer:
         if not all(_is_nothing(name, value) for name, value in given.items() if name not in known):
             return False
         arrays = [(given.get(name), memory.shape) for name, memory in lowered.others.items()]
+        if lowered.offset is not None:
+            arrays.append((offset, lowered.offset.shape))
         if state is not None:
             shapes = {slot: memory.shape for slot, memory in lowered.states.items()}
             arrays += [(state[slot], own) for slot, own in (shapes | lowered.in_place).items()]
@@ -155,6 +167,10 @@ def _caches(cache: Any, tokens: int) -> _Caches | None:
     return _Caches(attention[0] if attention else None, states[0] if states else None)
 
 
+def _is_offset(value: Any, tokens: int) -> bool:
+    return isinstance(value, mx.array) and (value.shape, value.dtype) == ((tokens,), mx.int32)
+
+
 def _is_nothing(name: str, value: Any) -> bool:
     """Whether an argument changes nothing."""
     is_mask = name in (*_MASKS, *_STATE_MASKS) and isinstance(value, PackedMask)
@@ -166,16 +182,16 @@ def _tokens(x: mx.array) -> int:
     return x.shape[-3] if x.ndim > 2 else 0
 
 
-def _copy(lowered: Lowered, caches: _Caches, x: mx.array, given: Mapping[str, Any]) -> None:
+def _copy(lowered: Lowered, call: LayerCall, x: mx.array, given: Mapping[str, Any]) -> None:
     """Copies a call's arguments to the memory that the steps read."""
     lowered.x[...] = view(x)
     if lowered.offset is not None:
-        lowered.offset[...] = view(caches.attention.offset)
+        lowered.offset[...] = view(call.offset)
     for name, memory in lowered.others.items():
         memory[...] = view(given[name])
     for slot, memory in lowered.states.items():
-        assert caches.state is not None
-        before = caches.state[slot]
+        assert call.state is not None
+        before = call.state[slot]
         assert before is not None
         memory[...] = view(before)
 
@@ -234,7 +250,8 @@ def _noted(
     if caches is None or not tokens:
         return result
     attention, state = caches
-    offset = None if attention is None else attention.offset
+    offsets = [each for each in given.values() if _is_offset(each, tokens)]
+    offset = attention.offset if attention is not None else offsets[0] if offsets else None
     slots = [] if state is None else state.cache
     stored = () if attention is None else attention.state
     others = {

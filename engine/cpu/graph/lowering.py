@@ -41,11 +41,13 @@ class LayerCall(NamedTuple):
         mask: attention's.
         cache: has keys and values.
         state: the cache of a recurrent layer.
+        offset: the tokens' positions.
     """
 
     mask: Any
     cache: Any
     state: StateLayer | None
+    offset: Any = None
 
 
 Step = Callable[[LayerCall], object]
