@@ -28,8 +28,10 @@ from chairlift.engine.cpu.compiled.llvm.softmax import splat
 OUTER = 3
 ENDINGS = ("lines", "left", "right")
 BINARY = ("add", "subtract", "multiply", "divide", "maximum", "minimum")
-UNARY = ("copy", "negative", "absolute", "square", "cube", "root", "inverse_root")
-UNARY += ("sigmoid", "tanh")
+UNARY = (
+    *("copy", "negative", "absolute", "square", "cube", "root", "inverse_root", "sigmoid"),
+    "tanh",
+)
 
 
 class Maps(NamedTuple):

@@ -34,6 +34,7 @@ pytestmark = pytest.mark.skipif(not kernel.available(), reason="needs the extra 
 # layer, and inputs and results in several arrays.
 FORMS = [
     "afm7",
+    "baichuan_m1",
     "cohere2",
     "exaone4",
     "falcon_h1",
@@ -60,6 +61,7 @@ FORMS = [
     "qwen2_moe",
     "qwen3_moe",
     "qwen3_next",
+    "rwkv7",
     "smollm3",
     "stablelm",
     "starcoder2",
