@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -10,16 +11,16 @@ import numpy as np
 
 from chairlift.cache.packed.host_step import host_step
 from chairlift.cache.packed.split import PackedMask
-from chairlift.cache.packed.step import PackedLayer, attend_on_host
+from chairlift.cache.packed.step import HostAttend, PackedLayer, attend_on_host
 from chairlift.engine.cpu.compiled.jobs import NoProgramError, Program
 from chairlift.engine.cpu.compiled.row_attention import AttentionJobs
 from chairlift.engine.cpu.decoder.layer import is_plain
 from chairlift.engine.cpu.gemm import Floats
 from chairlift.engine.cpu.graph.graph import Array, NoGraphError
 from chairlift.engine.cpu.graph.lowering import LayerCall, Lowering
-from chairlift.engine.cpu.host_attention import RowScores
+from chairlift.engine.cpu.host_attention import LatentScores, RowScores
 from chairlift.engine.cpu.views import view
-from chairlift.engine.model.attention import Attention
+from chairlift.engine.model.attention import Attention, LatentAttention
 
 
 def lower_attention(
@@ -44,6 +45,38 @@ def lower_attention(
     return mixed[:, :, None]
 
 
+def lower_latent_attention(
+    lowering: Lowering, operation: LatentAttention, inputs: list[Array], shape: tuple[int, ...]
+) -> Array:
+    """Adds the steps of multi-head latent attention, and returns ``[tokens, heads, 1, latent]``.
+
+    Args:
+        inputs: queries, latents, rotary queries that are multiplied by the scale, and rotary keys,
+            ``[tokens, heads, 1, dim]``.
+
+    Raises:
+        NoGraphError: the arrays have another form.
+    """
+    queries, latents, rotary, keys = (each[:, :, 0] for each in inputs)
+    dim, tokens = keys.shape[2], shape[0]
+    one_head = (tokens, 1)
+    if any(each.shape[2] != 1 for each in inputs) or rotary.shape != (*queries.shape[:2], dim):
+        raise NoGraphError("several tokens of a row, or another form of latent attention")
+    if latents.shape[:2] != one_head or keys.shape[:2] != one_head:
+        raise NoGraphError("latents of several heads")
+    both = lowering.new((*queries.shape[:2], dim + queries.shape[2]))
+    scale = np.full((1, 1, 1), operation.scale, np.float32)
+    lowering.copy(rotary, both[..., :dim])
+    factors = np.broadcast_to(scale, queries.shape)
+    lowering.write("Multiply", [], [queries, factors], both[..., dim:])
+    lowering.kept.append(scale)
+    mixed: Floats = lowering.new((*shape[:2], shape[3]))
+    lowering.needs_columns = True
+    arrays = [both, lowering.heads(latents), lowering.heads(keys)]
+    lowering.then(_LatentStep(arrays, mixed))
+    return mixed[:, :, None]
+
+
 class _AttentionStep:
     """Writes keys and values to a layer's cache, and attends to it."""
 
@@ -60,30 +93,21 @@ class _AttentionStep:
         self._scores = RowScores(operation.scale, sinks)
         self._program = Program()
         self._jobs: AttentionJobs | None = None
-        if arrays[2].shape == arrays[1].shape:
-            scaled = lowering.new(arrays[0].shape)
-            with suppress(NoProgramError):
-                queries, keys, values = arrays
-                self._jobs = AttentionJobs(
-                    self._program, queries, keys, values, scaled, mixed, operation.scale, sinks
-                )
+        scaled = lowering.new(arrays[0].shape)
+        with suppress(NoProgramError):
+            queries, keys, values = arrays
+            self._jobs = AttentionJobs(
+                self._program, queries, keys, values, scaled, mixed, operation.scale, sinks
+            )
 
     def __call__(self, call: LayerCall) -> None:
         """Computes attention by compiled functions, in NumPy or by the model's own function."""
         cache, mask = call.cache, call.mask
-        if not is_plain(cache) or not _fits(cache, mask):
+        if not is_readable(cache, mask):
             self._by_function(cache, mask)
             return
-        if self._jobs is not None:
-            step = host_step(cache, mask)
-            if step is not None and self._jobs.point(step):
-                self._program.run()
-                return
-        arguments = *self._arrays, mask, self._scores
-        if isinstance(cache, PackedLayer):
-            self._mixed[...] = cache.attend_on_host(*arguments)
-        else:
-            self._mixed[...] = attend_on_host(cache, *arguments)
+        if not _computed(self._program, self._jobs, cache, mask):
+            _attend(cache, mask, self._arrays, self._scores, self._mixed)
 
     def _by_function(self, cache: Any, mask: Any) -> None:
         queries, keys, values = (mx.array(each[:, :, None]) for each in self._arrays)
@@ -95,8 +119,54 @@ class _AttentionStep:
         self._mixed[...] = view(result)[:, :, 0]
 
 
-def _fits(cache: Any, mask: Any) -> bool:
-    """Whether a mask is of the form that belongs to a cache."""
+class _LatentStep:
+    """Writes latents and rotary keys to a layer's cache, and attends to it.
+
+    Args:
+        arrays: ``[tokens, heads, dim]``: contiguous queries, see ``LatentScores``, latents and
+            rotary keys.
+        mixed: memory for the result.
+    """
+
+    def __init__(self, arrays: Sequence[Floats], mixed: Floats) -> None:
+        self._arrays, self._mixed = arrays, mixed
+        self._scores = LatentScores()
+        self._program = Program()
+        self._jobs: AttentionJobs | None = None
+        queries, latents, keys = arrays
+        with suppress(NoProgramError):
+            self._jobs = AttentionJobs(self._program, queries, latents, keys, queries, mixed, 1.0)
+
+    def __call__(self, call: LayerCall) -> None:
+        """Computes attention by compiled functions or in NumPy."""
+        cache, mask = call.cache, call.mask
+        if not _computed(self._program, self._jobs, cache, mask):
+            _attend(cache, mask, self._arrays, self._scores, self._mixed)
+
+
+def _computed(program: Program, jobs: AttentionJobs | None, cache: Any, mask: Any) -> bool:
+    """Whether compiled functions have computed attention."""
+    step = None if jobs is None else host_step(cache, mask)
+    if jobs is None or step is None or not jobs.point(step):
+        return False
+    program.run()
+    return True
+
+
+def _attend(
+    cache: Any, mask: Any, arrays: Sequence[Floats], scores: HostAttend, mixed: Floats
+) -> None:
+    """Computes attention in NumPy."""
+    if isinstance(cache, PackedLayer):
+        mixed[...] = cache.attend_on_host(*arrays, mask, scores)
+    else:
+        mixed[...] = attend_on_host(cache, *arrays, mask, scores)
+
+
+def is_readable(cache: Any, mask: Any) -> bool:
+    """Whether a cache has whole keys and values, and a mask is of the form that belongs to it."""
+    if not is_plain(cache):
+        return False
     if isinstance(cache, PackedLayer):
         return isinstance(mask, PackedMask)
     return mask is None or isinstance(mask, mx.array)

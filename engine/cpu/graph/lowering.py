@@ -23,7 +23,7 @@ from chairlift.engine.cpu.graph.graph import (
     Value,
 )
 from chairlift.engine.cpu.graph.norms import norm_of
-from chairlift.engine.cpu.graph.numpy_operations import DTYPES, OPERATIONS, VIEWS
+from chairlift.engine.cpu.graph.numpy_operations import DTYPES, OPERATIONS, VIEWS, State
 from chairlift.engine.cpu.host_linear import Products
 from chairlift.engine.cpu.program_builder import ProgramBuilder
 
@@ -51,6 +51,7 @@ class Lowered(NamedTuple):
         offset: memory for the tokens' positions; None if the steps do not read them.
         others: memory for further arguments, by name.
         uses_cache: see ``Graph``.
+        needs_columns: whether they read the cache only as ``attention.is_readable`` says.
         states: memory for the rows' states before the call, by slot.
         in_place: the shapes of other states, which change in the memory of the cache, by slot.
         steps: are computed one after the other.
@@ -63,6 +64,7 @@ class Lowered(NamedTuple):
     offset: Array | None
     others: Mapping[str, Array]
     uses_cache: bool
+    needs_columns: bool
     states: dict[int, Floats]
     in_place: dict[int, tuple[int, ...]]
     steps: Sequence[Step]
@@ -77,7 +79,7 @@ class Lowering:
     All layers of a thread share the memory of arrays, because they are computed one after another.
 
     Attributes:
-        states, in_place, products, kept: see ``Lowered``.
+        states, in_place, products, kept, needs_columns: see ``Lowered``.
         once: the results of what several operations need, by key.
 
     Args:
@@ -92,6 +94,7 @@ class Lowering:
         self._builder: ProgramBuilder | None = None
         self._count = 0
         self._steps: list[Step] = []
+        self.needs_columns = False
         self.states: dict[int, Floats] = {}
         self.in_place: dict[int, tuple[int, ...]] = {}
         self.products: list[Products] = []
@@ -116,7 +119,7 @@ class Lowering:
         result = self.array(graph.result)
         self._finish()
         kept = [*self.kept, *graph.constants.values()]
-        states = graph.uses_cache, self.states, self.in_place
+        states = graph.uses_cache, self.needs_columns, self.states, self.in_place
         return Lowered(x, offset, others, *states, self._steps, result, self.products, kept)
 
     def array(self, value: Value) -> Array:
@@ -205,6 +208,12 @@ class Lowering:
         """Adds a step that is computed before all others."""
         self._steps.insert(0, step)
 
+    def write(self, kind: str, state: State, inputs: Sequence[Array], into: Array) -> None:
+        """Adds the steps of one of MLX's operations; see ``Primitive``."""
+        compute = OPERATIONS[kind]
+        if not add_jobs(self.program.program.add, kind, state, inputs, into):
+            self.then(lambda _: compute(state, inputs, into))
+
     def heads(self, x: Array) -> Floats:
         """``[tokens, heads, dim]`` whose heads are adjacent."""
         adjacent = x.strides[2] == x.itemsize and x.strides[1] == x.shape[2] * x.itemsize
@@ -218,10 +227,14 @@ class Lowering:
         """An array with the same numbers, which are contiguous."""
         if x.flags.c_contiguous:
             return x
-        copy = self.new(x.shape, x.dtype.type)
-        if not mapped("copy", [x], copy, self.program.program.add):
-            self.then(lambda _: np.copyto(copy, x))
-        return copy
+        into = self.new(x.shape, x.dtype.type)
+        self.copy(x, into)
+        return into
+
+    def copy(self, x: Array, into: Array) -> None:
+        """Adds the steps that copy an array."""
+        if not mapped("copy", [x], into, self.program.program.add):
+            self.then(lambda _: np.copyto(into, x))
 
     def _like(self, inputs: Sequence[Array], shape: Sequence[int], dtype: type[Any]) -> Array:
         """Memory for a result, in the order of the largest input of its shape."""
@@ -236,6 +249,12 @@ class Lowering:
         """Memory for an argument of the layer."""
         self._arrays[value.name] = self.new(value.shape, DTYPES[value.dtype])
         return self._arrays[value.name]
+
+    def _is_identity(self, value: Value) -> bool:
+        """Whether a value is the identity matrix that a ``TracedCache`` returns."""
+        matrix = self._arrays[value.name]
+        square = value.name in self._constants and matrix.shape[-2] == matrix.shape[-1]
+        return square and np.array_equal(matrix, np.eye(len(matrix)))
 
     def _finish(self) -> None:
         if self._builder is not None and len(self._builder.program):
@@ -278,17 +297,17 @@ class Lowering:
             return [VIEWS[kind](state, whole, value.shape)]
         if kind not in OPERATIONS:
             raise NoGraphError(f"no operation {kind}")
+        if kind == "Matmul" and self._is_identity(primitive.inputs[1]):
+            return [inputs[0]]
         dtype = DTYPES[value.dtype]
         if kind == "AsType" and inputs[0].dtype == dtype:
             return [inputs[0]]
-        compute = OPERATIONS[kind]
         if constant:
             into = np.empty(value.shape, dtype)
-            compute(state, inputs, into)
+            OPERATIONS[kind](state, inputs, into)
             return [into]
         into = self._like(inputs, value.shape, dtype)
-        if not add_jobs(self.program.program.add, kind, state, inputs, into):
-            self.then(lambda _: compute(state, inputs, into))
+        self.write(kind, state, inputs, into)
         return [into]
 
 

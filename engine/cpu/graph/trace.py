@@ -22,7 +22,7 @@ from chairlift.engine.cpu.graph.graph import (
     Value,
 )
 from chairlift.engine.cpu.views import view
-from chairlift.engine.model.attention import Attention
+from chairlift.engine.model.attention import Attention, LatentAttention
 from chairlift.engine.model.recorder import HostCall, record, recording
 
 # Model files check for this type; see ``cache.state``.
@@ -42,15 +42,23 @@ class TracedCache:
     Attributes:
         offset: the position of each token.
         fetched: the keys and the values of each update.
+
+    Args:
+        latent: the layer multiplies its rotary queries with the second array, as a part of
+            attention. It gets an identity matrix in its place, so that the products are the
+            queries themselves; see ``LatentAttention``.
     """
 
-    def __init__(self, offset: mx.array) -> None:
-        self.offset = offset
+    def __init__(self, offset: mx.array, latent: bool = False) -> None:
+        self.offset, self._latent = offset, latent
         self.fetched: list[mx.array] = []
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """The arrays themselves: attention is recorded with what it adds to a cache."""
         self.fetched += [keys, values]
+        if self._latent:
+            values = mx.eye(values.shape[3])
+            mx.eval(values)
         return keys, values
 
 
@@ -108,11 +116,12 @@ def trace(layer: Any, tokens: int, form: Form) -> Graph:
     if result.shape != x.shape or result.dtype != x.dtype:
         raise NoGraphError(f"a layer returns {result.shape} of {result.dtype}")
     calls: list[HostCall] = []
+    latent = any(isinstance(call.operation, LatentAttention) for call in expected)
 
     def run(x: mx.array, offset: mx.array, *more: mx.array) -> list[mx.array]:
         others, stand_ins = more[: len(form.others)], more[len(form.others) :]
         with recording(stand_ins) as recorded:
-            cache = _cache(offset, form)
+            cache = _cache(offset, form, latent)
             y = _called(layer, form, x, cache, others)
         calls[:] = recorded
         fetched = cache.fetched if isinstance(cache, TracedCache) else []
@@ -142,8 +151,8 @@ def _without_copies() -> Iterator[None]:
             mx.contiguous = original
 
 
-def _cache(offset: mx.array, form: Form) -> TracedCache | TracedState:
-    return TracedState(offset.size, form.states) if form.states else TracedCache(offset)
+def _cache(offset: mx.array, form: Form, latent: bool = False) -> TracedCache | TracedState:
+    return TracedState(offset.size, form.states) if form.states else TracedCache(offset, latent)
 
 
 def _called(
@@ -171,10 +180,7 @@ def _graph(
         Call(call.operation, [next(inputs) for _ in call.inputs], stand_in)
         for call, stand_in in zip(calls, stand_ins, strict=True)
     ]
-    # Attention has to read what the cache returns, and nothing else may.
-    attention = (call.inputs[1:3] for call in own if isinstance(call.operation, Attention))
-    if [*inputs] != [each for arrays in attention for each in arrays]:
-        raise NoGraphError("a layer computes a part of attention itself")
+    own = _with_fetched(own, [*inputs])
     producers: dict[str, Primitive] = {}
     for event in events:
         if event["type"] == "primitive":
@@ -185,3 +191,26 @@ def _graph(
         name: np.array(view(array)) for name, array in of["constants"]["constants"]
     }
     return Graph(x, offset, others, result, own, producers, constants)
+
+
+def _with_fetched(calls: Sequence[Call], fetched: Sequence[Value]) -> list[Call]:
+    """Adds the rotary keys to the inputs of latent attention.
+
+    Args:
+        fetched: what each update of the cache returns, in the order of the calls.
+
+    Raises:
+        NoGraphError: attention reads something else, or anything else reads it.
+    """
+    result, updates = [], zip(fetched[::2], fetched[1::2], strict=True)
+    for call in calls:
+        if isinstance(call.operation, Attention | LatentAttention):
+            keys, values = next(updates, (None, None))
+            latent = isinstance(call.operation, LatentAttention)
+            if values is None or call.inputs[1] != keys or not (latent or call.inputs[2] == values):
+                raise NoGraphError("a layer computes a part of attention itself")
+            call = call._replace(inputs=[*call.inputs, values]) if latent else call
+        result.append(call)
+    if next(updates, None) is not None:
+        raise NoGraphError("a layer computes a part of attention itself")
+    return result
