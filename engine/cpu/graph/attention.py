@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -37,11 +36,14 @@ def lower_attention(
     queries, keys, values, *more = inputs
     if any(each.shape[2] != 1 for each in (queries, keys, values)):
         raise NoGraphError("several tokens of a row")
-    packed = [lowering.heads(each[:, :, 0]) for each in (queries, keys, values)]
+    arrays = (
+        lowering.heads(queries[:, :, 0]),
+        lowering.heads(keys[:, :, 0]),
+        lowering.heads(values[:, :, 0]),
+    )
     mixed: Floats = lowering.new((shape[0], shape[1], shape[3]))
     sinks = np.ascontiguousarray(more[0], np.float32) if more else None
-    step = _AttentionStep(lowering, operation, packed, mixed, sinks)
-    lowering.then(step)
+    lowering.then(_AttentionStep(lowering, operation, arrays, mixed, sinks))
     return mixed[:, :, None]
 
 
@@ -72,42 +74,73 @@ def lower_latent_attention(
     lowering.kept.append(scale)
     mixed: Floats = lowering.new((*shape[:2], shape[3]))
     lowering.needs_columns = True
-    arrays = [both, lowering.heads(latents), lowering.heads(keys)]
-    lowering.then(_LatentStep(arrays, mixed))
+    arrays = both, lowering.heads(latents), lowering.heads(keys)
+    lowering.then(_ColumnsStep(arrays, both, mixed, 1.0, LatentScores()))
     return mixed[:, :, None]
 
 
+class _ColumnsStep:
+    """Writes keys and values to a layer's cache, whose columns the host reads, and attends to it.
+
+    Args:
+        arrays: queries, keys and values, ``[tokens, heads, dim]``.
+        scaled, sinks: see ``AttentionJobs``.
+        mixed: memory for the result.
+        scores: computes the same in NumPy.
+    """
+
+    def __init__(
+        self,
+        arrays: tuple[Floats, Floats, Floats],
+        scaled: Floats,
+        mixed: Floats,
+        scale: float,
+        scores: HostAttend,
+        sinks: Floats | None = None,
+    ) -> None:
+        self._arrays, self._mixed, self._scores = arrays, mixed, scores
+        self._program = Program()
+        self._jobs: AttentionJobs | None = None
+        with suppress(NoProgramError):
+            self._jobs = AttentionJobs(self._program, *arrays, scaled, mixed, scale, sinks)
+
+    def __call__(self, call: LayerCall) -> None:
+        """Computes attention by compiled functions or in NumPy."""
+        cache, mask = call.cache, call.mask
+        if self._jobs is not None:
+            step = host_step(cache, mask)
+            if step is not None and self._jobs.point(step):
+                self._program.run()
+                return
+        arguments = *self._arrays, mask, self._scores
+        if isinstance(cache, PackedLayer):
+            self._mixed[...] = cache.attend_on_host(*arguments)
+        else:
+            self._mixed[...] = attend_on_host(cache, *arguments)
+
+
 class _AttentionStep:
-    """Writes keys and values to a layer's cache, and attends to it."""
+    """Attends to a layer's cache in its columns, or by the model's own function."""
 
     def __init__(
         self,
         lowering: Lowering,
         operation: Attention,
-        arrays: list[Floats],
+        arrays: tuple[Floats, Floats, Floats],
         mixed: Floats,
         sinks: Floats | None,
     ) -> None:
         self._arrays, self._mixed, self._sinks = arrays, mixed, sinks
         self._function, self._scale = operation
-        self._scores = RowScores(operation.scale, sinks)
-        self._program = Program()
-        self._jobs: AttentionJobs | None = None
-        scaled = lowering.new(arrays[0].shape)
-        with suppress(NoProgramError):
-            queries, keys, values = arrays
-            self._jobs = AttentionJobs(
-                self._program, queries, keys, values, scaled, mixed, operation.scale, sinks
-            )
+        scaled, scores = lowering.new(arrays[0].shape), RowScores(operation.scale, sinks)
+        self._in_columns = _ColumnsStep(arrays, scaled, mixed, operation.scale, scores, sinks)
 
     def __call__(self, call: LayerCall) -> None:
-        """Computes attention by compiled functions, in NumPy or by the model's own function."""
-        cache, mask = call.cache, call.mask
-        if not is_readable(cache, mask):
-            self._by_function(cache, mask)
-            return
-        if not _computed(self._program, self._jobs, cache, mask):
-            _attend(cache, mask, self._arrays, self._scores, self._mixed)
+        """Computes attention."""
+        if is_readable(call.cache, call.mask):
+            self._in_columns(call)
+        else:
+            self._by_function(call.cache, call.mask)
 
     def _by_function(self, cache: Any, mask: Any) -> None:
         queries, keys, values = (mx.array(each[:, :, None]) for each in self._arrays)
@@ -117,50 +150,6 @@ class _AttentionStep:
             queries, keys, values, cache=cache, scale=self._scale, mask=mask, sinks=sinks
         )
         self._mixed[...] = view(result)[:, :, 0]
-
-
-class _LatentStep:
-    """Writes latents and rotary keys to a layer's cache, and attends to it.
-
-    Args:
-        arrays: ``[tokens, heads, dim]``: contiguous queries, see ``LatentScores``, latents and
-            rotary keys.
-        mixed: memory for the result.
-    """
-
-    def __init__(self, arrays: Sequence[Floats], mixed: Floats) -> None:
-        self._arrays, self._mixed = arrays, mixed
-        self._scores = LatentScores()
-        self._program = Program()
-        self._jobs: AttentionJobs | None = None
-        queries, latents, keys = arrays
-        with suppress(NoProgramError):
-            self._jobs = AttentionJobs(self._program, queries, latents, keys, queries, mixed, 1.0)
-
-    def __call__(self, call: LayerCall) -> None:
-        """Computes attention by compiled functions or in NumPy."""
-        cache, mask = call.cache, call.mask
-        if not _computed(self._program, self._jobs, cache, mask):
-            _attend(cache, mask, self._arrays, self._scores, self._mixed)
-
-
-def _computed(program: Program, jobs: AttentionJobs | None, cache: Any, mask: Any) -> bool:
-    """Whether compiled functions have computed attention."""
-    step = None if jobs is None else host_step(cache, mask)
-    if jobs is None or step is None or not jobs.point(step):
-        return False
-    program.run()
-    return True
-
-
-def _attend(
-    cache: Any, mask: Any, arrays: Sequence[Floats], scores: HostAttend, mixed: Floats
-) -> None:
-    """Computes attention in NumPy."""
-    if isinstance(cache, PackedLayer):
-        mixed[...] = cache.attend_on_host(*arrays, mask, scores)
-    else:
-        mixed[...] = attend_on_host(cache, *arrays, mask, scores)
 
 
 def is_readable(cache: Any, mask: Any) -> bool:
