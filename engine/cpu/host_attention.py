@@ -96,7 +96,8 @@ class LatentScores:
         seen: Sequence[tuple[int, int]],
     ) -> Floats | None:
         """See ``HostAttend``."""
-        stored = row_attention.of_latents(queries.shape[1], view(keys), view(values))
+        heads, cached = queries.shape[1], (view(keys), view(values))
+        stored = row_attention.of_latents(heads, *cached, len(counts))
         if not row_attention.supports(queries, *stored):
             return None
         begun, starts = zip(*seen, strict=True)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from chairlift.cache.layer import HostPlaces
 from chairlift.cache.packed.host_step import HostStep
+from chairlift.engine.cpu.compiled import worker_threads
 from chairlift.engine.cpu.compiled.jobs import (
     MIN_SHARED,
     NoProgramError,
@@ -172,7 +173,7 @@ class AttentionJobs:
         scaled, result = self._addresses
         addresses = scaled, *cached, result
         if self._is_latent:
-            read = of_latents(self._scaled.shape[1], *read)
+            read = of_latents(self._scaled.shape[1], *read, len(step.counts))
             addresses = scaled, *cached[::-1], result
         if not supports(self._scaled, *read):
             return False
@@ -219,17 +220,20 @@ class AttentionJobs:
 
 
 def of_latents(
-    heads: int, latents: NDArray[Any], rotary: NDArray[Any]
+    heads: int, latents: NDArray[Any], rotary: NDArray[Any], rows: int
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """The keys and values of multi-head latent attention, for ``attend``.
 
     Args:
         heads: of the queries, which share one head of ``latents`` and ``rotary`` keys.
+        rows: those of the step.
 
     Returns:
-        Views in which as many query heads share a key head as the kernel supports.
+        Views with so many key heads that the kernel supports the query heads of each, and that
+        there is work for all threads.
     """
-    parts = next(n for n in range(1, heads + 1) if heads % n == 0 and heads // n <= MAX_QUERIES)
+    least = max(-(-heads // MAX_QUERIES), -(-worker_threads.shared.get() // rows))
+    parts = next((n for n in range(least, heads) if heads % n == 0), heads)
     keys, values = (
         np.broadcast_to(buffer, (len(buffer), parts, *buffer.shape[2:]))
         for buffer in (rotary, latents)

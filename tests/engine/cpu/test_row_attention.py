@@ -104,17 +104,19 @@ def test_a_token_does_not_depend_on_those_beside_it(count: int, begun: int, grou
     heads=st.sampled_from([1, 5, MAX_QUERIES, 2 * MAX_QUERIES]),
     widths=st.tuples(st.integers(1, 2), st.integers(1, 3)),
     spread=st.sampled_from([0.1, 3.0]),
+    threads=st.integers(1, 4),
 )
 @settings(max_examples=40, deadline=None)
 def test_values_may_be_a_part_of_the_keys(
-    rows: list[tuple[int, int]], heads: int, widths: tuple[int, int], spread: float
+    rows: list[tuple[int, int]], heads: int, widths: tuple[int, int], spread: float, threads: int
 ) -> None:
     """In multi-head latent attention, where all queries share a key head."""
     counts, begun = [n for n, _ in rows], [n for _, n in rows]
     queries, both, _ = _random(counts, begun, 1, heads, sum(widths), spread)
     keys, latents = np.split(both, [both.shape[3] * widths[0] // sum(widths)], axis=3)
     exact = _exact(queries, both, latents, counts, begun, 0.125)
-    stored = row_attention.of_latents(heads, latents, keys)
+    shared.set(threads)
+    stored = row_attention.of_latents(heads, latents, keys, len(rows))
     assert row_attention.supports(queries, *stored)
     result = row_attention.attend(queries, *stored, counts, begun, 0.125)
     assert np.allclose(result, exact, rtol=1e-4, atol=2e-5 * max(1.0, spread))
