@@ -18,6 +18,7 @@ from mlx_lm.models.mla import MultiLinear
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.kinds import make_batch
 from chairlift.cache.packed.step import BatchStep, packed
+from chairlift.cache.quantized import HalfPrecision, Quantization, Storage
 from chairlift.cache.speculation import Speculation
 from chairlift.engine.core.acceleration import accelerate
 from chairlift.engine.cpu import host_linear
@@ -109,12 +110,14 @@ def _latent_model(sizes: Mapping[str, int], quantized: bool) -> Any:
     return model
 
 
-def _filled(model: Any, lengths: list[int], seed: int) -> BatchCache:
+def _filled(
+    model: Any, lengths: list[int], seed: int, storage: Storage | None = None
+) -> BatchCache:
     """A batch whose rows have these numbers of tokens."""
-    batch = make_batch(model)
+    batch = make_batch(model, storage)
     rng = random.Random(seed)
     for length in lengths:
-        prompt = make_batch(model)
+        prompt = make_batch(model, storage)
         prompt.join(columns=length)
         tokens = mx.array([[rng.randrange(1, 20) for _ in range(length)]])
         with prompt.step(length):
@@ -238,6 +241,19 @@ def test_latent_attention_of_rows_with_drafts(
         np.testing.assert_allclose(*logits, rtol=1e-3, atol=1e-3 * float(np.abs(logits[1]).max()))
     assert steps.count(True) == 2 * len(model.layers)
     assert used == [True] * (2 * len(model.layers) if sizes else 0)
+
+
+@pytest.mark.parametrize("storage", [HalfPrecision(), Quantization(8, 32)])
+def test_latents_that_are_stored_in_another_form(storage: Storage, steps: list[bool]) -> None:
+    """The steps read latents in float16; only the layer's code reads quantized ones."""
+    model = _latent_model(WIDE, quantized=False)
+    tokens = mx.random.randint(1, 20, (3, 2), key=mx.random.key(0))
+    one, other = (_filled(model, [5, 40], 1, storage) for _ in range(2))
+    steps.clear()
+    ours = _decoded(model, one, nullcontext, tokens)
+    assert steps == [isinstance(storage, HalfPrecision)] * 3 * len(model.layers)
+    theirs = _decoded(model, other, observed, tokens)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-2, atol=1e-2 * float(np.abs(theirs).max()))
 
 
 def test_an_adapter_is_computed_by_the_code(steps: list[bool]) -> None:
