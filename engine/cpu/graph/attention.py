@@ -73,14 +73,13 @@ def lower_latent_attention(
     lowering.write("Multiply", [], [queries, factors], both[..., dim:])
     lowering.kept.append(scale)
     mixed: Floats = lowering.new((*shape[:2], shape[3]))
-    lowering.needs_columns = True
     arrays = both, lowering.heads(latents), lowering.heads(keys)
     lowering.then(_ColumnsStep(arrays, both, mixed, 1.0, LatentScores()))
     return mixed[:, :, None]
 
 
 class _ColumnsStep:
-    """Writes keys and values to a layer's cache, whose columns the host reads, and attends to it.
+    """Writes keys and values to a layer's cache, and attends to it.
 
     Args:
         arrays: queries, keys and values, ``[tokens, heads, dim]``.
@@ -137,7 +136,7 @@ class _AttentionStep:
 
     def __call__(self, call: LayerCall) -> None:
         """Computes attention."""
-        if is_readable(call.cache, call.mask):
+        if is_plain(call.cache) and _fits(call.cache, call.mask):
             self._in_columns(call)
         else:
             self._by_function(call.cache, call.mask)
@@ -152,10 +151,8 @@ class _AttentionStep:
         self._mixed[...] = view(result)[:, :, 0]
 
 
-def is_readable(cache: Any, mask: Any) -> bool:
-    """Whether a cache has whole keys and values, and a mask is of the form that belongs to it."""
-    if not is_plain(cache):
-        return False
+def _fits(cache: Any, mask: Any) -> bool:
+    """Whether a mask is of the form that belongs to a cache."""
     if isinstance(cache, PackedLayer):
         return isinstance(mask, PackedMask)
     return mask is None or isinstance(mask, mx.array)

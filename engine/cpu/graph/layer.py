@@ -22,7 +22,6 @@ from chairlift.cache.state import StateLayer
 from chairlift.engine.cpu.compiled.llvm import kernel
 from chairlift.engine.cpu.decoder.layer import MAX_TOKENS
 from chairlift.engine.cpu.decoder.stack import decode_logits
-from chairlift.engine.cpu.graph.attention import is_readable
 from chairlift.engine.cpu.graph.graph import Form
 from chairlift.engine.cpu.graph.host_operations import lower_call
 from chairlift.engine.cpu.graph.lowering import LayerCall, Lowered, Lowering
@@ -68,16 +67,13 @@ class GraphLayer:
             return None
         if not (isinstance(cache, _CACHES) or (cache is None and not lowered.uses_cache)):
             return None
-        masks = [given[name] for name in _MASKS if name in given]
-        mask = masks[0] if masks else None
-        if lowered.needs_columns and not is_readable(cache, mask):
-            return None
         state = _state_layer(cache, len(x))
         stored = lowered.states or lowered.in_place
         if bool(stored) != (state is not None) or not self._fits(lowered, state, given):
             return None
         _copy(lowered, state, x, given)
-        call = LayerCall(mask, cache, state)
+        masks = [given[name] for name in _MASKS if name in given]
+        call = LayerCall(masks[0] if masks else None, cache, state)
         with np.errstate(all="ignore"):  # as in MLX
             for step in lowered.steps:
                 step(call)

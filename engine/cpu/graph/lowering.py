@@ -51,7 +51,6 @@ class Lowered(NamedTuple):
         offset: memory for the tokens' positions; None if the steps do not read them.
         others: memory for further arguments, by name.
         uses_cache: see ``Graph``.
-        needs_columns: whether they read the cache only as ``attention.is_readable`` says.
         states: memory for the rows' states before the call, by slot.
         in_place: the shapes of other states, which change in the memory of the cache, by slot.
         steps: are computed one after the other.
@@ -64,7 +63,6 @@ class Lowered(NamedTuple):
     offset: Array | None
     others: Mapping[str, Array]
     uses_cache: bool
-    needs_columns: bool
     states: dict[int, Floats]
     in_place: dict[int, tuple[int, ...]]
     steps: Sequence[Step]
@@ -79,7 +77,7 @@ class Lowering:
     All layers of a thread share the memory of arrays, because they are computed one after another.
 
     Attributes:
-        states, in_place, products, kept, needs_columns: see ``Lowered``.
+        states, in_place, products, kept: see ``Lowered``.
         once: the results of what several operations need, by key.
 
     Args:
@@ -94,7 +92,6 @@ class Lowering:
         self._builder: ProgramBuilder | None = None
         self._count = 0
         self._steps: list[Step] = []
-        self.needs_columns = False
         self.states: dict[int, Floats] = {}
         self.in_place: dict[int, tuple[int, ...]] = {}
         self.products: list[Products] = []
@@ -119,7 +116,7 @@ class Lowering:
         result = self.array(graph.result)
         self._finish()
         kept = [*self.kept, *graph.constants.values()]
-        states = graph.uses_cache, self.needs_columns, self.states, self.in_place
+        states = graph.uses_cache, self.states, self.in_place
         return Lowered(x, offset, others, *states, self._steps, result, self.products, kept)
 
     def array(self, value: Value) -> Array:
