@@ -89,6 +89,35 @@ class RowScores:
         return mixed.reshape(rows, heads, step, -1)
 
 
+class LatentScores:
+    """See ``HostAttend``, for multi-head latent attention.
+
+    The cache has latents, which are also the values, as keys, and rotary keys in place of values.
+    Queries are those for rotary keys and, behind them, those for latents, multiplied by the scale.
+    """
+
+    def by_row(
+        self,
+        queries: Floats,
+        keys: mx.array,
+        values: mx.array,
+        counts: Sequence[int],
+        seen: Sequence[tuple[int, int]],
+    ) -> Floats | None:
+        """See ``HostAttend``."""
+        heads, cached = queries.shape[1], (view(keys), view(values))
+        stored = row_attention.of_latents(heads, *cached, len(counts))
+        if not row_attention.supports(queries, *stored):
+            return None
+        begun, starts = zip(*seen, strict=True)
+        return row_attention.attend(queries, *stored, counts, begun, 1.0, starts)
+
+    def masked(self, queries: Floats, keys: mx.array, values: mx.array, mask: Mask) -> Floats:
+        """See ``HostAttend``."""
+        both = mx.concatenate([values, keys], axis=-1)
+        return RowScores(1.0).masked(queries, both, keys, mask)
+
+
 class HostAttention:
     """An attention layer's decode step.
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from chairlift.cache.layer import HostPlaces
 from chairlift.cache.packed.host_step import HostStep
+from chairlift.engine.cpu.compiled import worker_threads
 from chairlift.engine.cpu.compiled.jobs import (
     MIN_SHARED,
     NoProgramError,
@@ -32,15 +33,15 @@ def supports(queries: Floats, keys: NDArray[Any], values: NDArray[Any]) -> bool:
     kernel = llvm_kernel.compiled()
     if kernel is None:
         return False
-    _, heads, dim = queries.shape
-    key_heads = keys.shape[1]
+    _, heads, line = queries.shape
+    key_heads, dim, width = keys.shape[1], keys.shape[3], values.shape[3]
     return (
         keys.dtype == values.dtype
         and keys.dtype in (np.float32, np.float16)
         and keys.strides[3] == values.strides[3] == keys.itemsize
-        and keys.shape == values.shape
-        and keys.shape[3] == dim
-        and dim % kernel.outputs == 0
+        and keys.shape[:3] == values.shape[:3]
+        and line in (dim, dim + width)
+        and dim % kernel.outputs == width % kernel.outputs == 0
         and heads % key_heads == 0
         and heads // key_heads <= MAX_QUERIES
     )
@@ -60,7 +61,9 @@ def attend(
     """Causal attention of each row's new tokens to all of its columns, from the first one on.
 
     Args:
-        queries: ``[tokens, heads, dim]``, row by row; see ``supports``.
+        queries: ``[tokens, heads, dim]``, row by row; see ``supports``. If the values are a part of
+            the keys, as in multi-head latent attention, those for ``keys`` and, behind them, those
+            for ``values``.
         keys, values: ``[rows, key heads, columns, dim]`` of float32 or float16, which contain the
             new tokens.
         counts: the number of new tokens of each row.
@@ -71,12 +74,12 @@ def attend(
         softcap: bounds the scores: ``softcap * tanh(score / softcap)``; None: nothing does.
 
     Returns:
-        ``[tokens, heads, dim]``.
+        ``[tokens, heads, value dim]``.
     """
     kernel = llvm_kernel.compiled()
     assert kernel is not None
     scaled = np.multiply(queries, np.float32(scale), order="C")
-    result = np.empty(queries.shape, np.float32)
+    result = np.empty((*queries.shape[:2], values.shape[3]), np.float32)
     addresses = [array.ctypes.data for array in (scaled, keys, values, result)]
     starts = [0] * len(counts) if starts is None else starts
     given = _Given(sinks, softcap)
@@ -123,8 +126,12 @@ class AttentionJobs:
     Args:
         program: gets the jobs.
         queries, keys, values: ``[tokens, heads, dim]``, whose tokens need not be adjacent. Without
-            new keys and values (of no tokens), only attention is computed.
-        scaled, result: memory of the queries' shape, contiguous.
+            new keys and values (of no tokens), only attention is computed. In multi-head latent
+            attention the cache has latents as keys, and rotary keys in place of values; the queries
+            are those for rotary keys and, behind them, those for latents.
+        scaled: contiguous memory of the queries' shape; the queries themselves if they are
+            multiplied by the scale already.
+        result: ``[tokens, heads, value dim]``, contiguous.
         sinks, softcap: see ``attend``.
 
     Raises:
@@ -148,6 +155,7 @@ class AttentionJobs:
         if kernel is None or dim % kernel.outputs:
             raise NoProgramError
         self._kernel, self._program, self._scaled = kernel, program, scaled
+        self._is_latent = keys.shape[2] != dim
         self._new = [
             (new.ctypes.data, new.strides[0] // new.itemsize, *new.shape) for new in (keys, values)
         ]
@@ -155,13 +163,14 @@ class AttentionJobs:
         self._addresses = scaled.ctypes.data, result.ctypes.data
         self._scale = np.array([scale], np.float32)
         self._given = _Given(sinks, softcap)
-        program.add(
-            kernel.scale,
-            *(queries.ctypes.data, self._scale.ctypes.data, scaled.ctypes.data, heads * dim),
-            *(queries.strides[0] // queries.itemsize, heads * dim),
-            parts=tokens,
-            is_shared=queries.size >= MIN_SHARED,
-        )
+        if queries is not scaled:
+            program.add(
+                kernel.scale,
+                *(queries.ctypes.data, self._scale.ctypes.data, scaled.ctypes.data, heads * dim),
+                *(queries.strides[0] // queries.itemsize, heads * dim),
+                parts=tokens,
+                is_shared=queries.size >= MIN_SHARED,
+            )
         self._scatters = [program.add(kernel.scatter, parts=0, is_shared=False) for _ in range(2)]
         self._attend = program.add(kernel.rows, parts=0, is_shared=False)
         numbers = *self._scatters, self._attend
@@ -175,9 +184,15 @@ class AttentionJobs:
             Whether the kernel reads a cache of this form.
         """
         places = step.places
-        if not supports(self._scaled, places.keys, places.values):
-            return False
+        read = places.keys, places.values
         cached = places.keys.ctypes.data, places.values.ctypes.data
+        scaled, result = self._addresses
+        addresses = scaled, *cached, result
+        if self._is_latent:
+            read = of_latents(self._scaled.shape[1], *read, len(step.counts))
+            addresses = scaled, *cached[::-1], result
+        if not supports(self._scaled, *read):
+            return False
         written = places.rows.ctypes.data, places.columns.ctypes.data
         half = places.keys.dtype == np.float16
         scatter = self._kernel.scatter_half if half else self._kernel.scatter
@@ -192,11 +207,8 @@ class AttentionJobs:
                 parts=tokens,
                 is_shared=tokens * heads * dim >= MIN_SHARED,
             )
-        scaled, result = self._addresses
-        buffers = places.keys, places.values
-        addresses = scaled, *cached, result
         rows = step.counts, step.begun, step.starts
-        job = _job(self._scaled.shape, *buffers, addresses, self._given.addresses, *rows)
+        job = _job(self._scaled.shape, *read, addresses, self._given.addresses, *rows)
         self._tiles = job.tiles  # until the program has run
         self._program.change(
             self._attend,
@@ -221,6 +233,28 @@ class AttentionJobs:
         for number, buffers in zip(self._scatters, (keys, values), strict=True):
             chain.repeat(number, start, stop, (1, buffers))
         chain.repeat(self._attend, start, stop, (1, keys), (2, values))
+
+
+def of_latents(
+    heads: int, latents: NDArray[Any], rotary: NDArray[Any], rows: int
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The keys and values of multi-head latent attention, for ``attend``.
+
+    Args:
+        heads: of the queries, which share one head of ``latents`` and ``rotary`` keys.
+        rows: those of the step.
+
+    Returns:
+        Views with so many key heads that the kernel supports the query heads of each, and that
+        there is work for all threads.
+    """
+    least = max(-(-heads // MAX_QUERIES), -(-worker_threads.shared.get() // rows))
+    parts = next((n for n in range(least, heads) if heads % n == 0), heads)
+    keys, values = (
+        np.broadcast_to(buffer, (len(buffer), parts, *buffer.shape[2:]))
+        for buffer in (rotary, latents)
+    )
+    return keys, values
 
 
 def are_alike(one: HostPlaces, other: HostPlaces) -> bool:
@@ -261,8 +295,8 @@ def _job(
         addresses: of the queries, keys, values and the result.
         given: see ``_Given``.
     """
-    tokens, heads, dim = shape
-    rows, key_heads, columns, _ = keys.shape
+    tokens, heads, line = shape
+    rows, key_heads, columns, dim = keys.shape
     assert len(counts) <= rows
     assert sum(counts) == tokens
     assert max(map(add, counts, begun)) <= columns
@@ -272,9 +306,12 @@ def _job(
     most = max(1, MAX_QUERIES // (heads // key_heads))
     tiles, address, seen = _tiles(tuple(counts), tuple(begun), tuple(starts), most)
     return _Attention(
-        (*addresses, address, *given, heads, key_heads, dim, dim, columns, *steps),
+        (
+            *(*addresses, address, *given, heads, key_heads, dim, values.shape[3], columns),
+            *(*steps, line - dim),
+        ),
         len(tiles) * key_heads,
-        seen * key_heads * dim >= MIN_SHARED,
+        seen * key_heads * line >= MIN_SHARED,
         tiles,
     )
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 from numpy.typing import NDArray
 
-from chairlift.engine.model.attention import Attention
+from chairlift.engine.model.attention import Attention, LatentAttention
 
 Array = NDArray[Any]
 
@@ -113,7 +113,7 @@ class Graph(NamedTuple):
     @property
     def uses_cache(self) -> bool:
         """Whether any operation reads or writes the layer's cache."""
-        kinds = Attention | KeptRead | StateRead | StateWrite
+        kinds = Attention | LatentAttention | KeptRead | StateRead | StateWrite
         return self.uses_offset or any(isinstance(call.operation, kinds) for call in self.calls)
 
     @property

@@ -13,7 +13,7 @@ from chairlift.engine.cpu.compiled.recurrence import add_decay
 from chairlift.engine.cpu.compiled.recurrent_layers import Recurrence
 from chairlift.engine.cpu.experts import Experts, routes_of
 from chairlift.engine.cpu.gemm import Floats
-from chairlift.engine.cpu.graph.attention import lower_attention
+from chairlift.engine.cpu.graph.attention import lower_attention, lower_latent_attention
 from chairlift.engine.cpu.graph.graph import (
     Array,
     Call,
@@ -22,13 +22,15 @@ from chairlift.engine.cpu.graph.graph import (
     StateRead,
     StateWrite,
 )
+from chairlift.engine.cpu.graph.head_products import lower_head_product
 from chairlift.engine.cpu.graph.lowering import LayerCall, Lowering, or_none
 from chairlift.engine.cpu.host_linear import Product
 from chairlift.engine.cpu.host_mlp import GatedMlp
 from chairlift.engine.cpu.kernels import Gated, Rotation
 from chairlift.engine.cpu.matrix import apart
 from chairlift.engine.cpu.views import view
-from chairlift.engine.model.attention import Attention
+from chairlift.engine.model.attention import Attention, LatentAttention
+from chairlift.engine.model.layers.head_products import HeadProduct
 
 
 def lower_call(lowering: Lowering, call: Call) -> Array:
@@ -55,6 +57,10 @@ def lower_call(lowering: Lowering, call: Call) -> Array:
         return _experts(lowering, operation, call, *inputs).reshape(shape)
     if isinstance(operation, Attention):
         return lower_attention(lowering, operation, inputs, shape)
+    if isinstance(operation, LatentAttention):
+        return lower_latent_attention(lowering, operation, inputs, shape)
+    if isinstance(operation, HeadProduct):
+        return lower_head_product(lowering, operation, inputs[0])
     if isinstance(operation, KeptRead):
         return np.empty((0, *shape[1:]), np.float32)
     if isinstance(operation, StateRead):

@@ -27,6 +27,7 @@ from chairlift.engine.cpu.graph.numpy_operations import (
     DTYPES,
     OPERATIONS,
     VIEWS,
+    State,
     gathers_lines,
     one_line,
 )
@@ -222,6 +223,19 @@ class Lowering:
         """Adds a step that is computed before all others."""
         self._steps.insert(0, step)
 
+    def write(
+        self,
+        kind: str,
+        state: State,
+        inputs: Sequence[Array],
+        into: Array,
+        last_is_constant: bool = False,
+    ) -> None:
+        """Adds the steps of one of MLX's operations; see ``Primitive`` and ``add_jobs``."""
+        compute, add = OPERATIONS[kind], self.program.program.add
+        if not add_jobs(add, kind, state, inputs, into, last_is_constant):
+            self.then(lambda _: compute(state, inputs, into))
+
     def heads(self, x: Array) -> Floats:
         """``[tokens, heads, dim]`` whose heads are adjacent."""
         adjacent = x.strides[2] == x.itemsize and x.strides[1] == x.shape[2] * x.itemsize
@@ -235,10 +249,14 @@ class Lowering:
         """An array with the same numbers, which are contiguous."""
         if x.flags.c_contiguous:
             return x
-        copy = self.new(x.shape, x.dtype.type)
-        if not mapped("copy", [x], copy, self.program.program.add):
-            self.then(lambda _: np.copyto(copy, x))
-        return copy
+        into = self.new(x.shape, x.dtype.type)
+        self.copy(x, into)
+        return into
+
+    def copy(self, x: Array, into: Array) -> None:
+        """Adds the steps that copy an array."""
+        if not mapped("copy", [x], into, self.program.program.add):
+            self.then(lambda _: np.copyto(into, x))
 
     def _like(self, inputs: Sequence[Array], shape: Sequence[int], dtype: type[Any]) -> Array:
         """Memory for a result, in the order of the largest input of its shape."""
@@ -253,6 +271,12 @@ class Lowering:
         """Memory for an argument of the layer."""
         self._arrays[value.name] = self.new(value.shape, DTYPES[value.dtype])
         return self._arrays[value.name]
+
+    def _is_identity(self, value: Value) -> bool:
+        """Whether a value is the identity matrix that a ``TracedCache`` returns."""
+        matrix = self._arrays[value.name]
+        square = value.name in self._constants and matrix.shape[-2] == matrix.shape[-1]
+        return square and np.array_equal(matrix, np.eye(len(matrix)))
 
     def _finish(self) -> None:
         if self._builder is not None and len(self._builder.program):
@@ -301,19 +325,18 @@ class Lowering:
             return [VIEWS[kind](state, whole, value.shape)]
         if kind not in OPERATIONS:
             raise NoGraphError(f"no operation {kind}")
+        if kind == "Matmul" and self._is_identity(primitive.inputs[1]):
+            return [inputs[0]]
         dtype = DTYPES[value.dtype]
         if kind == "AsType" and inputs[0].dtype == dtype:
             return [inputs[0]]
-        compute = OPERATIONS[kind]
         if constant:
             into = np.empty(value.shape, dtype)
-            compute(state, inputs, into)
+            OPERATIONS[kind](state, inputs, into)
             return [into]
         into = self._like(inputs, value.shape, dtype)
         last_is_constant = bool(inputs) and primitive.inputs[-1].name in self._constants
-        add = self.program.program.add
-        if not add_jobs(add, kind, state, inputs, into, last_is_constant):
-            self.then(lambda _: compute(state, inputs, into))
+        self.write(kind, state, inputs, into, last_is_constant)
         return [into]
 
 

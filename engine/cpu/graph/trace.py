@@ -24,7 +24,7 @@ from chairlift.engine.cpu.graph.graph import (
     Value,
 )
 from chairlift.engine.cpu.views import view
-from chairlift.engine.model.attention import Attention
+from chairlift.engine.model.attention import Attention, LatentAttention
 from chairlift.engine.model.recorder import HostCall, record, recording
 
 # Model files check for this type; see ``cache.state``.
@@ -47,16 +47,22 @@ class TracedCache:
 
     Args:
         kept: see ``Form``.
+        latent: the layer multiplies its rotary queries with the second array, as a part of
+            attention. It gets an identity matrix in its place, so that the products are the
+            queries themselves; see ``LatentAttention``.
     """
 
-    def __init__(self, offset: mx.array, kept: Sequence[tuple[int, int]]) -> None:
-        self.offset = offset
+    def __init__(self, offset: mx.array, kept: Sequence[tuple[int, int]], latent: bool) -> None:
+        self.offset, self._latent = offset, latent
         self.fetched: list[mx.array] = []
         self._kept = kept
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """The arrays themselves: attention is recorded with what it adds to a cache."""
         self.fetched += [keys, values]
+        if self._latent:
+            values = mx.eye(values.shape[3])
+            mx.eval(values)
         return keys, values
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
@@ -123,11 +129,12 @@ def trace(layer: Any, tokens: int, form: Form) -> Graph:
     if any(not isinstance(each, mx.array | None) for each in _leaves(result)):
         raise NoGraphError("a layer returns something else than arrays")
     calls: list[HostCall] = []
+    latent = any(isinstance(call.operation, LatentAttention) for call in expected)
 
     def run(x: mx.array, offset: mx.array, *more: mx.array) -> list[mx.array]:
         others, stand_ins = more[: len(form.others)], more[len(form.others) :]
         with recording(stand_ins) as recorded:
-            caches = _Caches(offset, form)
+            caches = _Caches(offset, form, latent)
             results = _leaves(_called(layer, form, x, caches, others))
         calls[:] = recorded
         inputs = (each for call in recorded for each in call.inputs)
@@ -170,10 +177,13 @@ class _Caches:
         attention: has keys and values.
         state: has states; None: there is none.
         given: what the layer gets.
+
+    Args:
+        latent: see ``TracedCache``.
     """
 
-    def __init__(self, offset: mx.array, form: Form) -> None:
-        self.attention = TracedCache(offset, form.kept)
+    def __init__(self, offset: mx.array, form: Form, latent: bool = False) -> None:
+        self.attention = TracedCache(offset, form.kept, latent)
         self.state = TracedState(offset.size, form.states) if form.states else None
         self.given: Any = self.attention if self.state is None else self.state
         if form.listed:
@@ -200,10 +210,7 @@ def _graph(
         Call(call.operation, [next(inputs) for _ in call.inputs], stand_in)
         for call, stand_in in zip(calls, stand_ins, strict=True)
     ]
-    # Attention has to read what the cache returns, and nothing else may.
-    attention = (call.inputs[1:3] for call in own if isinstance(call.operation, Attention))
-    if [*inputs] != [each for arrays in attention for each in arrays]:
-        raise NoGraphError("a layer computes a part of attention itself")
+    own = _with_fetched(own, [*inputs])
     producers: dict[str, Primitive] = {}
     for event in events:
         if event["type"] == "primitive":
@@ -215,3 +222,26 @@ def _graph(
     }
     is_tuple = isinstance(result, tuple)
     return Graph(x, offset, others, results, is_tuple, own, producers, constants)
+
+
+def _with_fetched(calls: Sequence[Call], fetched: Sequence[Value]) -> list[Call]:
+    """Adds the rotary keys to the inputs of latent attention.
+
+    Args:
+        fetched: what is read of the cache, in the order of the calls.
+
+    Raises:
+        NoGraphError: attention reads something else, or anything else reads it.
+    """
+    result, updates = [], zip(fetched[::2], fetched[1::2], strict=True)
+    for call in calls:
+        if isinstance(call.operation, Attention | LatentAttention):
+            keys, values = next(updates, (None, None))
+            latent = isinstance(call.operation, LatentAttention)
+            if values is None or call.inputs[1] != keys or not (latent or call.inputs[2] == values):
+                raise NoGraphError("a layer computes a part of attention itself")
+            call = call._replace(inputs=[*call.inputs, values]) if latent else call
+        result.append(call)
+    if next(updates, None) is not None:
+        raise NoGraphError("a layer computes a part of attention itself")
+    return result

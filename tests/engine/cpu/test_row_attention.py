@@ -105,6 +105,43 @@ def test_a_token_does_not_depend_on_those_beside_it(count: int, begun: int, grou
         assert np.array_equal(alone[0], together[token])
 
 
+@given(
+    rows=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 300)), min_size=1, max_size=4),
+    heads=st.sampled_from([1, 5, MAX_QUERIES, 2 * MAX_QUERIES]),
+    widths=st.tuples(st.integers(1, 2), st.integers(1, 3)),
+    spread=st.sampled_from([0.1, 3.0]),
+    threads=st.integers(1, 4),
+)
+@settings(max_examples=40, deadline=None)
+def test_values_may_be_a_part_of_the_keys(
+    rows: list[tuple[int, int]], heads: int, widths: tuple[int, int], spread: float, threads: int
+) -> None:
+    """In multi-head latent attention, where all queries share a key head."""
+    counts, begun = [n for n, _ in rows], [n for _, n in rows]
+    queries, both, _ = _random(counts, begun, 1, heads, sum(widths), spread)
+    keys, latents = np.split(both, [both.shape[3] * widths[0] // sum(widths)], axis=3)
+    exact = _exact(queries, both, latents, counts, begun, 0.125)
+    shared.set(threads)
+    stored = row_attention.of_latents(heads, latents, keys, len(rows))
+    assert row_attention.supports(queries, *stored)
+    result = row_attention.attend(queries, *stored, counts, begun, 0.125)
+    assert np.allclose(result, exact, rtol=1e-4, atol=2e-5 * max(1.0, spread))
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 300)), min_size=1, max_size=4),
+    blocks=st.integers(1, 3),
+)
+@settings(max_examples=20, deadline=None)
+def test_values_may_have_another_size(rows: list[tuple[int, int]], blocks: int) -> None:
+    counts, begun = [n for n, _ in rows], [n for _, n in rows]
+    queries, keys, _ = _random(counts, begun, 2, 3, 2, 1.0)
+    _, _, values = _random(counts, begun, 2, 3, blocks, 1.0)
+    exact = _exact(queries, keys, values, counts, begun, 0.125)
+    result = row_attention.attend(queries, keys, values, counts, begun, 0.125)
+    assert np.allclose(result, exact, rtol=1e-4, atol=2e-5)
+
+
 @pytest.mark.parametrize("broken", [np.nan, np.inf])
 def test_numbers_that_are_not_finite_stay(broken: float) -> None:
     queries, keys, values = _random([2, 2], [200, 200], 1, 3, 1, 1.0)
@@ -123,7 +160,9 @@ def test_supported_forms() -> None:
     assert row_attention.supports(queries, keys.astype(np.float16), values.astype(np.float16))
     assert row_attention.reads_half()
     assert not row_attention.supports(queries[..., 1:], keys[..., 1:], values[..., 1:])
-    assert not row_attention.supports(queries, keys, values[..., : kernel.outputs])
+    assert row_attention.supports(queries, keys, values[..., : kernel.outputs])
+    assert not row_attention.supports(queries, keys, values[..., : kernel.outputs - 1])
+    assert not row_attention.supports(queries, keys[..., : kernel.outputs], values)
     assert not row_attention.supports(queries, keys.astype(np.float16), values)
     assert not row_attention.supports(queries, keys, np.asfortranarray(values))
     assert not row_attention.supports(queries[:, :8], keys, values)
@@ -158,7 +197,7 @@ def _exact(
     sinks: Floats | None = None,
     softcap: float | None = None,
 ) -> np.ndarray:
-    result = np.empty(queries.shape)
+    result = np.empty((*queries.shape[:2], values.shape[3]))
     group = queries.shape[1] // keys.shape[1]
     token = 0
     for row, (count, old) in enumerate(zip(counts, begun, strict=True)):
