@@ -165,13 +165,13 @@ class Pipeline:
     def _dispatch(self, step: Step, timer: PhaseTimer) -> Step:
         """Dispatches a step, and its sampling afterwards if it still has logits.
 
-        Constrained rows are sampled once their masks are known. Before a step with drafts the
-        device idles, so it gets the model call before the sampling is built.
+        Constrained rows are sampled once their masks are known, which are made while the model call
+        is dispatched. Before a step with drafts the device idles, so it gets the model call before
+        the sampling is built.
         """
         self.wait_dispatched()
         constrained = step.logits is not None and self._constraints.constrains(step.rows)
-        dispatcher = _IN_CALLER if constrained else self._dispatcher
-        step.dispatch(dispatcher)
+        step.dispatch(self._dispatcher)
         masks = None
         if constrained:
             timer.end("launch")
@@ -184,7 +184,7 @@ class Pipeline:
         if step.drafts:
             self.forward.build_ahead()
         if sampled is not None:
-            step.sample(sampled, dispatcher)
+            step.sample(sampled, self._dispatcher)
         return step
 
     def wait_dispatched(self) -> None:

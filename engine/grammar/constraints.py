@@ -23,7 +23,7 @@ from chairlift.scheduler.sequence import Sequence
 log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Row:
     """A row's constraint, and its result for the next token.
 
@@ -64,6 +64,8 @@ class Constraints:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="chairlift-masks")
         self._work: list[Future[None]] = []
         self._executor: LLExecutor | None = None
+        # The masks that were made last, and their rows if none has failed.
+        self._made: tuple[Seq[_Row], Bits] = (), free(0, vocabulary)
 
     def constrains(self, rows: Iterable[Sequence]) -> bool:
         """Whether any of the rows is constrained, so that its last token is needed for its mask."""
@@ -137,6 +139,9 @@ class Constraints:
             ``[tokens, words]``; see ``sampling.masks``.
         """
         self._wait()
+        made, bits = self._made
+        if not drafts and [*map(id, made)] == [id(self._rows.get(one)) for one in rows]:
+            return bits
         bits = free(len(rows) + sum(map(len, drafts)), self._vocabulary)
         line = 0
         for number, sequence in enumerate(rows):
@@ -204,6 +209,8 @@ class Constraints:
                 row.effort.check()
             except Exception as error:
                 row.error = error
+        sound = all(row.error is None for row in unfinished)
+        self._made = (unfinished, bits) if sound else ((), bits)
 
     def _fill(self, rows: Seq[_Row], bits: Bits) -> None:
         """Fills ``[rows, words]`` with the tokens that each row's grammar allows.

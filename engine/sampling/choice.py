@@ -15,17 +15,25 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from chairlift.engine.cpu.compiled import compiled_sampling
+from chairlift.engine.cpu.compiled.llvm.sampling import PARTS
+from chairlift.engine.cpu.gemm import Floats
 from chairlift.engine.cuda.sampling import DTYPES, MAX_VOCABULARY, Draws, sample
 from chairlift.engine.messages import SamplingParams
 from chairlift.engine.model.trials.trial import Trial
-from chairlift.engine.sampling.draw import PARTS, sample_categorical, uniform_numbers
+from chairlift.engine.sampling.draw import sample_categorical, uniform_numbers
 from chairlift.engine.sampling.drawing import GREEDY_BELOW, Drawing
 from chairlift.engine.sampling.filters import thresholds
-from chairlift.engine.sampling.host_draw import host_draw, host_highest, host_soundness
+from chairlift.engine.sampling.host.choice import choose
 from chairlift.engine.sampling.math import exp
 from chairlift.engine.sampling.outcomes import NO_CHOICE, NONFINITE, row_outcomes, soundness
 
 log = logging.getLogger(__name__)
+
+
+def host_samples() -> bool:
+    """Whether ``sampling.host`` is faster than MLX's operations, and exists for this CPU."""
+    return mx.default_device().type == mx.DeviceType.cpu and compiled_sampling.available()
 
 
 class SamplingMode(NamedTuple):
@@ -43,8 +51,8 @@ class SamplingMode(NamedTuple):
 
     @property
     def on_host(self) -> bool:
-        """Whether NumPy chooses tokens."""
-        return not self.lazy and mx.default_device().type == mx.DeviceType.cpu
+        """Whether ``sampling.host`` chooses tokens."""
+        return not self.lazy and host_samples()
 
 
 DEFAULT_MODE = SamplingMode()
@@ -104,23 +112,28 @@ class TokenChoice:
     ) -> mx.array:
         """The call by operations of MLX."""
         logits, raw = logits.astype(mx.float32), raw.astype(mx.float32)
-        on_host = self._mode.on_host
-        chosen, best = host_highest(logits) if on_host else _highest(logits)
-        draw = _host_draw if on_host else lazy_draw
+        chosen, best = _highest(logits)
         drawn = len(self.drawn)
         if drawn and drawn == len(self._params):
             drawing = self._drawing(self.drawn, len(logits))
             keys = self._mode.upload(drawing.keys(generated))
-            chosen = draw(logits, best, chosen, drawing, keys)
+            chosen = lazy_draw(logits, best, chosen, drawing, keys)
         elif drawn:
             drawing = self._drawing(self.drawn, self._mode.size(drawn))
             index = drawing.rows
             keys = self._mode.upload(drawing.keys(generated))
-            picked = draw(logits[index], best[index], chosen[index], drawing, keys)
+            picked = lazy_draw(logits[index], best[index], chosen[index], drawing, keys)
             own = index[:drawn]
             chosen = chosen.at[own].add(picked[:drawn] - chosen[own])
-        sound, some = (host_soundness if on_host else soundness)(raw)
+        sound, some = soundness(raw)
         return row_outcomes(chosen, best[:, 0], sound, some if masked else None)
+
+    def on_host(
+        self, logits: Floats, raw: Floats, generated: Seq[int], masked: bool
+    ) -> NDArray[np.int32]:
+        """The call by compiled functions, with logits in NumPy; see ``SamplingMode.on_host``."""
+        drawing = self._drawing(self.drawn, len(self.drawn)) if self.drawn else None
+        return choose(logits, raw, drawing, generated, masked)
 
     def _drawing(self, rows: Seq[int], lines: int) -> Drawing:
         """The ``Drawing`` of some rows, padded to ``lines`` with copies of the first of them."""
@@ -176,10 +189,10 @@ def _highest(logits: mx.array) -> tuple[mx.array, mx.array]:
     return tokens, mx.take_along_axis(logits, tokens[:, None], axis=-1)
 
 
-def _host_draw(
+def lazy_draw(
     logits: mx.array, best: mx.array, likeliest: mx.array, drawing: Drawing, keys: mx.array
 ) -> mx.array:
-    """Samples one token from each row's distribution.
+    """Samples one token from each row's distribution, by operations that any device has.
 
     Args:
         logits: ``[rows, vocabulary]``.
@@ -188,20 +201,10 @@ def _host_draw(
         drawing: the rows' parameters.
         keys: ``[rows, 2]`` uint32; see ``Drawing.keys``.
     """
-    uniform = uniform_numbers(keys, logits.shape[1])
-    filters = drawing.top_k, drawing.top_p, drawing.min_p
-    return host_draw(logits, best, likeliest, drawing.temperature, filters, uniform)
-
-
-def lazy_draw(
-    logits: mx.array, best: mx.array, likeliest: mx.array, drawing: Drawing, keys: mx.array
-) -> mx.array:
-    """As ``_host_draw``, by operations that any device has."""
     # Subtract the highest logit first, so that nothing overflows at any temperature.
     weights = exp((logits - best) / drawing.temperature)
-    filters = drawing.top_k, drawing.top_p, drawing.min_p
-    if any(one is not None for one in filters):
-        least = thresholds(weights, *filters, drawing.largest_k)
+    if any(one is not None for one in drawing.filters):
+        least = thresholds(weights, *drawing.filters, drawing.largest_k)
         weights = mx.where(weights >= least, weights, 0.0)
     tokens = sample_categorical(weights, keys)
     weight = mx.take_along_axis(weights, tokens[:, None], axis=-1)[:, 0]

@@ -13,11 +13,8 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-PARTS = 16
-# The smallest time of the race; it must not be 0.
-MIN_TIME = 1e-10
-# The largest float32 below 1.
-BELOW_ONE = 1 - 2**-24
+from chairlift.engine.cpu.compiled.llvm.random import BELOW_ONE, MIN_TIME
+from chairlift.engine.cpu.compiled.llvm.sampling import PARTS
 
 
 def uniform_numbers(keys: mx.array, vocabulary: int) -> mx.array:

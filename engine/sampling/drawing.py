@@ -24,48 +24,59 @@ class Drawing:
     """The rows to draw tokens for, in order; a row may occur again.
 
     Attributes:
-        rows: their numbers, ``[rows]`` int32.
-        temperature: ``[rows, 1]`` float32.
-        top_k, top_p, min_p: as ``temperature``; None if no row has that filter.
-        largest_k: the largest top_k, if every row has that filter; else 0.
-        options: all four, ``[4, rows]`` float32; a temperature of 0 for greedy rows.
+        numbers: theirs in the batch.
+        host_options: temperature, top_k, top_p and min_p, ``[4, rows]`` float32; a temperature of
+            0 for greedy rows, and 0, 1 and 0 where a row does not have a filter.
         seeds: ``[rows]``.
     """
 
-    rows: mx.array
-    temperature: mx.array
-    top_k: mx.array | None
-    top_p: mx.array | None
-    min_p: mx.array | None
-    largest_k: int
+    numbers: list[int]
+    host_options: NDArray[np.float32]
     seeds: NDArray[np.uint64]
-    _rows: list[int]
 
     @classmethod
     def of(cls, params: Seq[SamplingParams], rows: list[int]) -> Drawing:
         """The drawing of some rows of a batch with these parameters."""
         own = [params[row] for row in rows]
-        return cls(
-            mx.array(rows, mx.int32),
-            column(own, lambda p: p.temperature),
-            column(own, lambda p: p.top_k) if any(p.top_k > 0 for p in own) else None,
-            column(own, lambda p: p.top_p) if any(p.top_p < 1 for p in own) else None,
-            column(own, lambda p: p.min_p) if any(p.min_p > 0 for p in own) else None,
-            max(p.top_k for p in own) if all(p.top_k > 0 for p in own) else 0,
-            np.array([p.seed & _BITS for p in own], np.uint64),
-            rows,
-        )
+        columns = [
+            [p.temperature if p.temperature >= GREEDY_BELOW else 0.0 for p in own],
+            [p.top_k for p in own],
+            [p.top_p for p in own],
+            [p.min_p for p in own],
+        ]
+        seeds = np.array([p.seed & _BITS for p in own], np.uint64)
+        return cls(rows, np.array(columns, np.float32), seeds)
+
+    @cached_property
+    def rows(self) -> mx.array:
+        """``numbers`` on the device."""
+        return mx.array(self.numbers, mx.int32)
 
     @cached_property
     def options(self) -> mx.array:
-        none = mx.zeros_like(self.temperature)
-        columns = [
-            mx.where(self.temperature < GREEDY_BELOW, 0.0, self.temperature),
-            none if self.top_k is None else self.top_k,
-            none + 1 if self.top_p is None else self.top_p,
-            none if self.min_p is None else self.min_p,
-        ]
-        return mx.stack([one[:, 0] for one in columns])
+        """``host_options`` on the device."""
+        return mx.array(self.host_options)
+
+    @cached_property
+    def temperature(self) -> mx.array:
+        """``[rows, 1]``."""
+        return self.options[0][:, None]
+
+    @cached_property
+    def filters(self) -> tuple[mx.array | None, mx.array | None, mx.array | None]:
+        """top_k, top_p and min_p, ``[rows, 1]`` each; None if no row has that filter."""
+        off = (0.0, 1.0, 0.0)
+        top_k, top_p, min_p = (
+            None if np.all(host == none) else column[:, None]
+            for host, column, none in zip(self.host_options[1:], self.options[1:], off, strict=True)
+        )
+        return top_k, top_p, min_p
+
+    @property
+    def largest_k(self) -> int:
+        """The largest top_k, if every row has that filter; else 0."""
+        top_k = self.host_options[1]
+        return int(top_k.max()) if np.all(top_k > 0) else 0
 
     def keys(self, generated: Seq[int]) -> NDArray[np.uint32]:
         """The random key of each row's next token: ``[rows, 2]`` uint32 (splitmix64's finalizer).
@@ -73,7 +84,7 @@ class Drawing:
         Args:
             generated: the number of output tokens of each row of the batch.
         """
-        positions = np.array([generated[row] for row in self._rows], np.uint64)
+        positions = np.array([generated[row] for row in self.numbers], np.uint64)
         x = self.seeds * np.uint64(0x9E3779B97F4A7C15) + positions * np.uint64(0xD1B54A32D192ED03)
         x += np.uint64(1)
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -1,8 +1,8 @@
 """top_k, top_p and min_p: each becomes a minimum probability of a token.
 
 Halving an interval around the threshold reads memory less often than sorting the vocabulary on a
-GPU. A small top_k in every row needs neither. On the CPU ``host_draw`` is faster, and on CUDA one
-kernel (``engine.cuda.sampling``).
+GPU. A small top_k in every row needs neither. On the CPU ``host.filters`` is faster, and on CUDA
+one kernel (``engine.cuda.sampling``).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import mlx.core as mx
 
-from chairlift.engine.sampling.host_filters import SMALLEST
+from chairlift.engine.cpu.compiled.llvm.sampling import SMALLEST
 from chairlift.engine.sampling.top import largest
 
 # The bits of non-negative floats, read as integers, have the order of the floats, so the search

@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import mlx.core as mx
+import numpy as np
 
-from chairlift.engine.sampling.host_draw import host_log_totals
+from chairlift.engine.cpu.views import view
+from chairlift.engine.sampling.choice import host_samples
+from chairlift.engine.sampling.host.logprobs import host_logprobs
 from chairlift.engine.sampling.math import exp
 from chairlift.engine.sampling.top import largest
 
@@ -35,27 +38,24 @@ def top_logprobs(logits: mx.array, tokens: mx.array, k: int) -> TopLogprobs:
         logits: ``[m, vocabulary]`` of any float type.
         tokens: ``[m]``.
     """
+    if not host_samples():
+        return lazy_top_logprobs(logits, tokens, k)
+    lines = np.ascontiguousarray(view(logits.astype(mx.float32)))
+    given = view(tokens).astype(np.int64)
+    return TopLogprobs(*map(mx.array, host_logprobs(lines, np.arange(len(lines)), given, k)))
+
+
+def lazy_top_logprobs(logits: mx.array, tokens: mx.array, k: int) -> TopLogprobs:
+    """As ``top_logprobs``, by operations that any device has."""
     logits = logits.astype(mx.float32)
     highest = logits.max(axis=-1, keepdims=True)
-    total = _log_totals(logits, highest)
+    total = highest + mx.log(exp(logits - highest).sum(axis=-1, keepdims=True))
     chosen = mx.take_along_axis(logits, tokens[:, None], axis=-1) - total
     if k <= 1:
         best = mx.argmax(logits, axis=-1, keepdims=True)[:, :k]
         return TopLogprobs(chosen[:, 0], best, (highest - total)[:, :k])
     best, top = largest(logits, k)
     return TopLogprobs(chosen[:, 0], best, top - total)
-
-
-def _log_totals(logits: mx.array, highest: mx.array) -> mx.array:
-    """The logarithm of each row's sum of exponentials, ``[m, 1]``, from its highest logit."""
-    if mx.default_device().type == mx.DeviceType.cpu:
-        return host_log_totals(logits, highest)
-    return lazy_log_totals(logits, highest)
-
-
-def lazy_log_totals(logits: mx.array, highest: mx.array) -> mx.array:
-    """As ``_log_totals``, by operations that any device has."""
-    return highest + mx.log(exp(logits - highest).sum(axis=-1, keepdims=True))
 
 
 def top_logprobs_in_slices(logits: mx.array, tokens: mx.array, k: int) -> TopLogprobs:

@@ -26,13 +26,18 @@ class TokenCounts:
         self.in_prompt = mx.zeros((0, vocabulary), mx.bool_)
         self.in_output = mx.zeros((0, vocabulary), mx.int32)
 
-    def rearrange(self, kept: Seq[int], joined: Seq[tuple[Seq[int], Seq[int]]]) -> None:
-        """Keeps the rows numbered ``kept``, in that order, then adds (prompt, output) rows."""
+    def rearrange(self, kept: Seq[int], joined: Seq[tuple[Seq[int], Seq[int]] | None]) -> None:
+        """Keeps the rows numbered ``kept``, in that order, then adds (prompt, output) rows; None
+        for those without penalties.
+        """
         # One array for all new rows: an array for each takes twice as long with small vocabularies.
         shape = (len(joined), self._vocabulary)
         prompts, outputs = np.zeros(shape, np.bool_), np.zeros(shape, np.int32)
-        for line, (prompt, output) in enumerate(joined):
-            prompts[line] = np.bincount(prompt, minlength=self._vocabulary) > 0
+        for line, own in enumerate(joined):
+            prompt, output = own or ((), ())
+            prompts[line] = (
+                np.bincount(np.asarray(prompt, np.int64), minlength=self._vocabulary) > 0
+            )
             counts = np.bincount(np.asarray(output, np.int64), minlength=self._vocabulary)
             outputs[line] = counts
         index = mx.array(list(kept), mx.int32)

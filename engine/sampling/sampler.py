@@ -8,11 +8,16 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
+from chairlift.engine.cpu.compiled import compiled_sampling
+from chairlift.engine.cpu.views import Scratch, view
 from chairlift.engine.messages import SamplingParams
 from chairlift.engine.sampling.choice import DEFAULT_MODE, SamplingMode, TokenChoice
 from chairlift.engine.sampling.drawing import column
-from chairlift.engine.sampling.logprobs import TopLogprobs, top_logprobs
+from chairlift.engine.sampling.host.counts import HostCounts
+from chairlift.engine.sampling.host.logprobs import host_logprobs
+from chairlift.engine.sampling.logprobs import TopLogprobs, lazy_top_logprobs
 from chairlift.engine.sampling.masks import Bits, masked
 from chairlift.engine.sampling.penalties import TokenCounts
 
@@ -87,7 +92,8 @@ class Sampler:
         self._vocabulary = vocabulary
         self._agree = agree
         self._mode = mode
-        self._counts: TokenCounts | None = None
+        self._counts: TokenCounts | HostCounts | None = None
+        self._changed = Scratch()
         self._set_rows([])
 
     def _set_rows(self, rows: list[SamplerRow]) -> None:
@@ -98,8 +104,9 @@ class Sampler:
         # The numbers of the rows that request log-probabilities.
         self._scored = [i for i, params in enumerate(self._params) if params.logprobs is not None]
         self._bans = any(params.min_tokens for params in self._params)
-        # Made at the first step with these rows. The result of ``_bias_entries``, and its argument:
-        self._bias: tuple[list[int], mx.array] | None = None
+        # Made at the first step with these rows. The result of ``_entries``, and whose rows' stop
+        # tokens it bans:
+        self._bias: tuple[list[int], NDArray[np.float32]] | None = None
         # Repetition, presence and frequency penalty, each ``[rows, 1]``.
         self._penalties: tuple[mx.array, mx.array, mx.array] | None = None
 
@@ -112,15 +119,15 @@ class Sampler:
         """Keeps the rows numbered ``kept``, in that order, then adds ``joined``."""
         before = self._rows
         self._set_rows([before[row] for row in kept] + list(joined))
+        counted = [(row.prompt, row.output) if row.penalized else None for row in joined]
         if not any(row.penalized for row in self._rows):
             self._counts = None
         elif self._counts is not None:
-            self._counts.rearrange(kept, [(row.prompt, row.output) for row in joined])
+            self._counts.rearrange(kept, counted)
         else:
-            # No earlier row has penalties, so their counts are never read.
-            self._counts = TokenCounts(self._vocabulary)
-            rows = [((), ()) for _ in kept] + [(row.prompt, row.output) for row in joined]
-            self._counts.rearrange([], rows)
+            # No earlier row has penalties.
+            self._counts = HostCounts() if self._mode.on_host else TokenCounts(self._vocabulary)
+            self._counts.rearrange([], [None] * len(kept) + counted)
 
     def sample(self, logits: mx.array, generated: Seq[int], masks: Bits | None = None) -> Sampled:
         """Chooses a token for every row.
@@ -132,12 +139,20 @@ class Sampler:
                 rows nor an interruption change it.
             masks: ``[rows, words]``, the tokens that each row may choose; None allows all.
         """
+        sample = self._sample_on_host if self._mode.on_host else self._sample_lazily
+        return sample(logits, generated, masks)
+
+    def _sample_lazily(self, logits: mx.array, generated: Seq[int], masks: Bits | None) -> Sampled:
+        """``sample`` by operations of MLX."""
         count = len(self._rows)
         if self._counts is not None or masks is not None:
             logits = logits[:count]
-        raw = logits.astype(mx.float32)
-        changed = self._biased(raw, generated)
-        if self._counts is not None:
+        raw = changed = logits.astype(mx.float32)
+        entries = self._entries(generated)
+        if entries.size:
+            rows, tokens, addends = map(mx.array, entries)
+            changed = changed.at[rows.astype(mx.int32), tokens.astype(mx.int32)].add(addends)
+        if isinstance(self._counts, TokenCounts):
             self._penalties = self._penalties or (
                 column(self._params, lambda p: p.repetition_penalty),
                 column(self._params, lambda p: p.presence_penalty),
@@ -152,7 +167,40 @@ class Sampler:
         tokens = mx.maximum(outcomes, 0)
         if self._counts is not None:
             self._counts.count(tokens)
-        return Sampled(tokens, outcomes, self._logprobs(raw, tokens))
+        logprobs = None
+        if self._scored:
+            index = mx.array(self._scored, mx.int32)
+            values = lazy_top_logprobs(raw[index], tokens[index], self._top)
+            logprobs = Logprobs(self._scored, values)
+        return Sampled(tokens, outcomes, logprobs)
+
+    def _sample_on_host(self, logits: mx.array, generated: Seq[int], masks: Bits | None) -> Sampled:
+        """``sample`` by ``sampling.host``. Evaluates the logits."""
+        logits = logits.astype(mx.float32)
+        raw = changed = np.ascontiguousarray(view(logits)[: len(self._rows)])
+        entries = self._entries(generated)
+        if entries.size or self._counts is not None:
+            changed = self._changed.array(np.float32, *raw.shape)
+            np.copyto(changed, raw)
+            rows, tokens = entries[:2].astype(np.int64)
+            np.add.at(changed, (rows, tokens), entries[2])
+        if isinstance(self._counts, HostCounts):
+            self._counts.penalize(changed, self._params)
+        if masks is not None:
+            allowed = self._changed.array(np.float32, *raw.shape) if changed is raw else changed
+            compiled_sampling.mask(changed, masks, into=allowed)
+            changed = allowed
+        found = self._choice.on_host(changed, raw, generated, masks is not None)
+        outcomes = self._agree(mx.array(found))
+        chosen = mx.maximum(outcomes, 0)
+        if self._counts is not None:
+            self._counts.count(chosen)
+        logprobs = None
+        if self._scored:
+            index = np.array(self._scored)
+            values = host_logprobs(raw, index, view(chosen)[index], self._top)
+            logprobs = Logprobs(self._scored, TopLogprobs(*map(mx.array, values)))
+        return Sampled(chosen, outcomes, logprobs)
 
     def sample_drafts(
         self,
@@ -213,42 +261,32 @@ class Sampler:
             tokens = [[max(outcome, 0) for outcome in kept] for kept in outcomes]
             self._counts = self._counts.continued(range(len(tokens)), tokens)
 
-    def _biased(self, logits: mx.array, generated: Seq[int]) -> mx.array:
-        """Adds each row's logit_bias, and bans its stop tokens before min_tokens."""
+    def _entries(self, generated: Seq[int]) -> NDArray[np.float32]:
+        """What is added to logits: each row's logit_bias, and what bans its stop tokens before
+        min_tokens. ``[3, entries]``: row, token, addend; integers below 2^24 are exact.
+        """
         early: list[int] = []
         if self._bans:
             counted = zip(generated, self._params, strict=True)
             early = [row for row, (done, params) in enumerate(counted) if done < params.min_tokens]
         if self._bias is None or self._bias[0] != early:
-            self._bias = early, self._bias_entries(early)
-        entries = self._bias[1]
-        if entries.shape[1] == 0:
-            return logits
-        rows, tokens = entries[0].astype(mx.int32), entries[1].astype(mx.int32)
-        return logits.at[rows, tokens].add(entries[2])
+            entries = [
+                (row, token, value)
+                for row, params in enumerate(self._params)
+                for token, value in params.logit_bias.items()
+            ]
+            entries += [
+                (row, token, _BANNED) for row in early for token in self._params[row].stop_token_ids
+            ]
+            inside = [entry for entry in entries if 0 <= entry[1] < self._vocabulary]
+            self._bias = early, np.array(inside, np.float32).reshape(-1, 3).T
+        return self._bias[1]
 
-    def _bias_entries(self, early: Seq[int]) -> mx.array:
-        """``[3, entries]`` float32: row, token, addend. Integers below 2^24 are exact.
-
-        ``early`` are the rows whose stop tokens are banned.
-        """
-        entries = [
-            (row, token, value)
-            for row, params in enumerate(self._params)
-            for token, value in params.logit_bias.items()
-        ]
-        entries += [
-            (row, token, _BANNED) for row in early for token in self._params[row].stop_token_ids
-        ]
-        inside = [entry for entry in entries if 0 <= entry[1] < self._vocabulary]
-        return mx.array(np.array(inside, np.float32).reshape(-1, 3).T)
-
-    def _logprobs(self, logits: mx.array, tokens: mx.array) -> Logprobs | None:
-        if not self._scored:
-            return None
-        index = mx.array(self._scored, mx.int32)
-        top = min(max(self._params[row].logprobs or 0 for row in self._scored), self._vocabulary)
-        return Logprobs(self._scored, top_logprobs(logits[index], tokens[index], top))
+    @property
+    def _top(self) -> int:
+        """The most likely tokens whose log-probabilities any row requests."""
+        wanted = (self._params[row].logprobs or 0 for row in self._scored)
+        return min(max(wanted), self._vocabulary)
 
 
 def _places(owners: Seq[int], wanted: Seq[int], rows: int) -> list[int]:

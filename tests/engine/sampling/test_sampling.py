@@ -15,9 +15,8 @@ from chairlift.engine.messages import SamplingParams
 from chairlift.engine.sampling.choice import SamplingMode, TokenChoice
 from chairlift.engine.sampling.draw import sample_categorical
 from chairlift.engine.sampling.filters import SMALL_TOP_K, halved_thresholds, small_thresholds
-from chairlift.engine.sampling.host_draw import host_log_totals
-from chairlift.engine.sampling.host_filters import threshold
-from chairlift.engine.sampling.logprobs import lazy_log_totals
+from chairlift.engine.sampling.host.filters import threshold
+from chairlift.engine.sampling.logprobs import lazy_top_logprobs, top_logprobs
 from chairlift.engine.sampling.sampler import Sampler, SamplerRow
 from chairlift.engine.sampling.top import largest
 
@@ -42,7 +41,8 @@ def _host_thresholds(weights: mx.array, *columns: mx.array) -> mx.array:
         *(np.array(column)[:, 0] for column in columns),
         strict=True,
     )
-    return mx.array([[threshold(row, *map(float, options))] for row, *options in rows], mx.float32)
+    found = [[max(threshold(row, int(k), float(p)), float(m))] for row, k, p, m in rows]
+    return mx.array(found, mx.float32)
 
 
 def _logits(seed: int, rows: int = 1) -> mx.array:
@@ -78,6 +78,7 @@ def test_filters_keep_the_tokens_of_their_definitions(
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
+    vocabulary=st.sampled_from([VOCABULARY, 5000]),
     scale=st.sampled_from([0.0, 0.1, 3.0, 40.0]),
     broken=st.lists(st.integers(0, VOCABULARY - 1), max_size=8),
     rows=st.lists(
@@ -85,9 +86,13 @@ def test_filters_keep_the_tokens_of_their_definitions(
     ),
 )
 def test_the_cpu_keeps_the_tokens_that_other_devices_keep(
-    seed: int, scale: float, broken: list[int], rows: list[tuple[int, float, float]]
+    seed: int,
+    vocabulary: int,
+    scale: float,
+    broken: list[int],
+    rows: list[tuple[int, float, float]],
 ) -> None:
-    logits = np.random.default_rng(seed).normal(0, scale, (len(rows), VOCABULARY))
+    logits = np.random.default_rng(seed).normal(0, scale, (len(rows), vocabulary))
     weights = np.exp(logits - logits.max(axis=1, keepdims=True)).astype(np.float32)
     weights[0, broken] = np.nan
     columns = [mx.array([[row[kind]] for row in rows], mx.float32) for kind in range(3)]
@@ -326,11 +331,10 @@ def test_the_cpu_adds_up_the_probabilities_that_other_devices_do(
     logits[1] = -np.inf
     logits[2, 0] = np.nan
     logits[3, 0] = np.inf
-    array = mx.array(logits)
-    highest = mx.array(logits.max(axis=1, keepdims=True))
-    here, there = (
-        np.array(call(array, highest))[:, 0] for call in (host_log_totals, lazy_log_totals)
-    )
-    finite = [0, 4]
-    assert np.allclose(here[finite], there[finite], rtol=1e-6, atol=1e-6)
-    assert not np.isfinite(here[1:4]).any()
+    array, tokens, k = mx.array(logits), mx.zeros(5, mx.int32), min(5, vocabulary)
+    here, there = (call(array, tokens, k) for call in (top_logprobs, lazy_top_logprobs))
+    # The likely tokens' ids differ where tokens tie.
+    for own, other in ((here.chosen, there.chosen), (here.top, there.top)):
+        found, expected = np.array(own)[[0, 4]], np.array(other)[[0, 4]]
+        assert np.allclose(found, expected, rtol=1e-6, atol=1e-6)
+    assert not np.isfinite(np.array(here.chosen)[1:4]).any()

@@ -92,7 +92,7 @@ def late_dispatch(monkeypatch: pytest.MonkeyPatch) -> Iterator[LateDispatch]:
             for name in names:
                 patch.setattr(owner, name, _evaluated_first(getattr(owner, name)))
         # A CPU's functions evaluate the logits, and are for devices where no thread dispatches.
-        patch.setattr(logprobs, "_log_totals", logprobs.lazy_log_totals)
+        patch.setattr(logprobs, "host_samples", lambda: False)
         mx.set_default_stream(dispatcher.stream())
         mx.random.seed(0)
         try:

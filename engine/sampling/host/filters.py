@@ -1,30 +1,29 @@
-"""The minimum weight of ``filters`` by NumPy, for one row on a CPU.
+"""The minimum weight that top_k and top_p leave, for one row.
 
 Halving an interval reads the vocabulary 22 or 29 times. Here top_k selects, and top_p sorts only
-the tokens that can be above its threshold: often a few hundred.
+the tokens that can be at its threshold: often a few hundred.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from chairlift.engine.cpu.compiled.llvm.sampling import SMALLEST
 from chairlift.engine.cpu.gemm import Floats
 
-# The smallest weight that a filter keeps.
-SMALLEST = 2.0**-60
 _BLOCK = 64
 
 
-def threshold(weights: Floats, top_k: float, top_p: float, min_p: float) -> float:
+def threshold(weights: Floats, top_k: int, top_p: float) -> float:
     """See ``filters.thresholds``; ``weights`` are ``[vocabulary]``, without NaN."""
     minimum, left = 0.0, weights
     if top_k > 0:
-        left = _heavy(weights, int(top_k))
-        minimum = _of_top_k(left, int(top_k))
-        left = at_least(left, minimum)
+        left = _heavy(weights, top_k)
+        minimum = _of_top_k(left, top_k)
+        left = _at_least(left, minimum)
     if top_p < 1:
         minimum = max(minimum, _of_top_p(left, top_p))
-    return max(minimum, min_p)
+    return minimum
 
 
 def _heavy(weights: Floats, count: int) -> Floats:
@@ -38,10 +37,10 @@ def _heavy(weights: Floats, count: int) -> Floats:
     if count < blocks:
         maxima = weights[: blocks * _BLOCK].reshape(_BLOCK, blocks).max(axis=0)
         least = max(least, float(np.partition(maxima, blocks - count)[-count]))
-    return at_least(weights, least)
+    return _at_least(weights, least)
 
 
-def at_least(weights: Floats, least: float) -> Floats:
+def _at_least(weights: Floats, least: float) -> Floats:
     """The weights that are not lighter. NumPy takes four times as long to index by booleans."""
     return weights[np.flatnonzero(weights >= least)]
 
@@ -55,10 +54,10 @@ def _of_top_k(weights: Floats, count: int) -> float:
 
 def _of_top_p(weights: Floats, share: float) -> float:
     """The weight of the last of the fewest heaviest tokens that have this share of all weight."""
-    total = float(weights.sum(dtype=np.float64))
+    total = float(weights.sum())
     # All tokens below this threshold together weigh less than the part that is removed.
     start = max((1 - share) * total / max(1, len(weights)), SMALLEST)
-    descending = np.sort(at_least(weights, start))[::-1]
+    descending = np.sort(_at_least(weights, start))[::-1]
     if not len(descending):
         return SMALLEST
     reached = np.searchsorted(np.cumsum(descending, dtype=np.float64), share * total)

@@ -1,0 +1,133 @@
+"""Choices of tokens from logits, by ``llvm.sampling``: parts of lines are shared by all threads.
+
+Lines are float32 and contiguous. Only to be called if ``available``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chairlift.engine.cpu.compiled.jobs import MIN_SHARED, run_shared
+from chairlift.engine.cpu.compiled.llvm import sampling
+from chairlift.engine.cpu.compiled.llvm.host_compiler import Function
+from chairlift.engine.cpu.compiled.llvm.sampling import PARTS
+from chairlift.engine.cpu.gemm import Floats
+
+Doubles = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+
+def available() -> bool:
+    """Whether there is a kernel for this CPU."""
+    return sampling.compiled() is not None
+
+
+def part_length(numbers: int) -> int:
+    """The numbers of each part of a line, but the last ones."""
+    return -(-numbers // PARTS)
+
+
+def highest(lines: Floats, rows: Integers) -> tuple[NDArray[np.int32], Floats]:
+    """The first highest number of some lines.
+
+    Args:
+        lines: ``[lines, numbers]``.
+        rows: those to look at.
+
+    Returns:
+        Its place and itself, ``[rows]`` each; it is NaN if any number of the line is.
+    """
+    places, values = np.empty(len(rows), np.int32), np.empty(len(rows), np.float32)
+    _run(_kernel().scan, [lines, rows, places, values], [lines.shape[1]], len(rows), lines)
+    return places, values
+
+
+def mask(lines: Floats, bits: NDArray[np.int32], into: Floats) -> None:
+    """Copies lines, with -inf where their bits are 0.
+
+    Args:
+        lines: ``[lines, numbers]``.
+        bits: ``[lines, words]``; see ``sampling.masks``.
+        into: ``[lines, numbers]``; may be ``lines``.
+    """
+    bits = np.ascontiguousarray(bits)
+    sizes = [lines.shape[1], bits.shape[1] * bits.itemsize]
+    _run(_kernel().mask, [lines, bits, into], sizes, len(lines), lines)
+
+
+class Weights:
+    """The weights of some lines: ``exp((logit - highest) * rate)``, 0 below ``SMALLEST``.
+
+    Args:
+        lines: ``[lines, numbers]``.
+        rows: the lines to weigh.
+        highest: their highest logits, ``[rows]``.
+        rates: ``[rows]``.
+    """
+
+    def __init__(self, lines: Floats, rows: Integers, highest: Floats, rates: Floats) -> None:
+        self._lines, self._rows = lines, rows
+        self._arrays: list[NDArray[Any]] = [lines, rows, highest, rates]
+        self._sizes = [lines.shape[1], part_length(lines.shape[1])]
+
+    def part_sums(self, least: Floats) -> Doubles:
+        """The sum of each part's weights that are at least ``least``: ``[rows, PARTS]``.
+
+        Args:
+            least: ``[rows]``.
+        """
+        sums = np.empty((len(self._rows), PARTS), np.float64)
+        arrays = [*self._arrays, least, sums]
+        _run(_kernel().sum_weights, arrays, self._sizes, sums.size, self._lines)
+        return sums
+
+    def weigh(self, number: int, into: Floats) -> None:
+        """Computes the weights of row ``number``: ``[numbers]``."""
+        one = slice(number, number + 1)
+        lines, *columns = self._arrays
+        arrays = [lines, *(column[one] for column in columns), into]
+        _run(_kernel().weigh, arrays, self._sizes, PARTS, into)
+
+    def race(self, least: Floats, parts: Integers, uniform: Floats) -> Integers:
+        """A number of one part of each line, with a probability in proportion to its weight.
+
+        Args:
+            least: the least weight of a number to be chosen, ``[rows]``.
+            parts: ``[rows]``.
+            uniform: ``[rows, 1 + part_length]``, from 0 to below 1; the first of a row is not read.
+
+        Returns:
+            ``[rows]``; -1 where there is none.
+        """
+        tokens = np.empty(len(self._rows), np.int64)
+        arrays = [*self._arrays, least, parts, uniform, tokens]
+        _run(_kernel().race, arrays, self._sizes, len(tokens), uniform)
+        return tokens
+
+
+def uniform_numbers(keys: NDArray[np.uint32], count: int) -> Floats:
+    """As ``mx.random.uniform`` of ``count`` float32 for each key: ``[keys, count]``.
+
+    Args:
+        keys: ``[keys, 2]``.
+    """
+    keys, numbers = np.ascontiguousarray(keys), np.empty((len(keys), count), np.float32)
+    _run(_kernel().uniform, [keys, numbers], [count], len(keys), numbers)
+    return numbers
+
+
+def _kernel() -> sampling.SamplingKernel:
+    kernel = sampling.compiled()
+    assert kernel is not None
+    return kernel
+
+
+def _run(
+    function: Function, arrays: list[NDArray[Any]], sizes: list[int], parts: int, read: Floats
+) -> None:
+    """Computes a job on some arrays at once; ``read`` tells how much that is."""
+    addresses = (each.ctypes.data for each in arrays)
+    run_shared(function, *addresses, *sizes, parts=parts, is_shared=read.size >= MIN_SHARED)
