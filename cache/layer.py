@@ -176,7 +176,13 @@ class LayerCache:
 
     def seen(self, mask: Mask, counts: Sequence[int]) -> list[tuple[int, int]] | None:
         """See ``Ring.seen``; None if the model's ``mask`` shows tokens anything else."""
-        is_own = any(mask is self.make_mask(max(counts), own) for own in (None, self.ring.window))
+        columns, windows = max(counts), (None, self.ring.window)
+        is_own = any(
+            mask is self.make_mask(columns, window, as_array)
+            for as_array in (False, True)
+            for window in windows
+            if not as_array or isinstance(mask, mx.array)
+        )
         return self.ring.seen(counts) if is_own else None
 
     def _fetch(self, rows: int, step: int) -> tuple[mx.array, mx.array]:

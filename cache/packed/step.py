@@ -185,6 +185,18 @@ class PackedLayer:
         ]
         return keys, values
 
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        """Stand for what ``update_and_fetch`` returned, for a layer that shares this one's KV.
+
+        NOTE: only their form means something; ``attend`` reads the caches.
+        """
+        first, second = self._parts[0].layer.keys_and_values()
+        keys, values = (
+            mx.zeros((self.offset.size, each.shape[1], 1, each.shape[3]), each.dtype)
+            for each in (first, second)
+        )
+        return keys, values
+
     def attend(
         self,
         queries: mx.array,
@@ -193,12 +205,15 @@ class PackedLayer:
     ) -> mx.array:
         """Attention over packed queries ``[tokens, heads, 1, dim]``; ``compute`` runs the parts.
 
+        Another layer may have written the keys and values.
+
         Returns:
             ``[tokens, heads, 1, value dim]``.
         """
+        all_fetched = self._fetched or [part.layer.keys_and_values() for part in self._parts]
         parts = [
             Part(part.layer, _unpacked(queries, part), *fetched, part_mask)
-            for part, fetched, part_mask in zip(self._parts, self._fetched, mask.masks, strict=True)
+            for part, fetched, part_mask in zip(self._parts, all_fetched, mask.masks, strict=True)
         ]
         self._fetched = []
         outputs = zip(compute(parts), self._parts, strict=True)
@@ -207,7 +222,10 @@ class PackedLayer:
     def attend_on_host(
         self, queries: Floats, keys: Floats, values: Floats, mask: PackedMask, attend: HostAttend
     ) -> Floats:
-        """As ``update_and_fetch`` and ``attend``, for arrays of NumPy, ``[tokens, heads, dim]``."""
+        """As ``update_and_fetch`` and ``attend``, for arrays of NumPy, ``[tokens, heads, dim]``.
+
+        Without new keys and values (of no tokens), as ``attend``.
+        """
         outputs = []
         for part, part_mask in zip(self._parts, mask.masks, strict=True):
             arrays = queries, keys, values
@@ -288,7 +306,9 @@ def _attended_on_host(
     layer, where = part.layer, part.places
     whole = where.columns is None and where.span is not None
     own = where.span if whole else where.numbers
-    if (written := layer.host_places(part.counts, keys.dtype)) is not None:
+    if not len(keys):
+        pass  # another layer has written them
+    elif (written := layer.host_places(part.counts, keys.dtype)) is not None:
         written.write(keys[own], values[own])
     else:
         new = (mx.array(_unpacked_on_host(tokens, where)) for tokens in (keys, values))

@@ -95,6 +95,7 @@ def attended(
     scale: float,
     score_bytes: int = SCORE_BYTES,
     sinks: Floats | None = None,
+    softcap: float | None = None,
 ) -> Floats:
     """Computes attention of grouped queries in NumPy.
 
@@ -105,6 +106,7 @@ def attended(
             ``LayerCache.grouped_masks``, which has one more axis.
         score_bytes: see ``engine.model.attention_blocks``.
         sinks: ``[heads]``, a score of each head that takes weight but adds no value.
+        softcap: bounds the scores: ``softcap * tanh(score / softcap)``; None: nothing does.
 
     Returns:
         ``[rows, key heads, query heads of each * step, value dim]``, in new memory.
@@ -117,7 +119,7 @@ def attended(
     added = None if sinks is None else sinks.reshape(1, key_heads, queries // step, 1, 1)
     if 4 * rows * key_heads * queries * seen <= score_bytes:
         hidden = _hidden(shown, None, step, seen)
-        return _block(grouped, keys, values, hidden, shape, scale, added)
+        return _block(grouped, keys, values, hidden, shape, scale, added, softcap)
     split = grouped.reshape(*shape, dim)
     mixed = np.empty((rows * key_heads * queries, width), np.float32)
     done = 0
@@ -128,7 +130,8 @@ def attended(
         heads = (block.rows, block.key_heads, columns)
         flat = part.reshape(*part.shape[:2], -1, dim)
         own = None if added is None else added[:, block.key_heads, block.heads]
-        result = _block(flat, keys[heads], values[heads], hidden, part.shape[:4], scale, own)
+        seen_by = keys[heads], values[heads], hidden
+        result = _block(flat, *seen_by, part.shape[:4], scale, own, softcap)
         count = result.size // width
         mixed[done : done + count] = result.reshape(count, width)
         done += count
@@ -161,20 +164,26 @@ def _block(
     shape: tuple[int, ...],
     scale: float,
     sinks: Floats | None,
+    softcap: float | None,
 ) -> Floats:
     """Computes attention of one block, whose axes have the sizes in ``shape``.
 
     Args:
         sinks: broadcasts to the scores, ``[*shape, columns]``, and has one column.
+        softcap: see ``attended``.
     """
     rows, key_heads, _, step = shape
     seen = keys.shape[2]
     if rows > 1 or step * seen <= MAX_BATCHED_SCORES:
         weights = _products(grouped, view(keys).swapaxes(-1, -2), scale)
+        if softcap is not None:
+            weights = softcap * np.tanh(weights / np.float32(softcap))
         sums = _exponentials(weights.reshape(*shape, seen), hidden, sinks)
         mixed = _products(weights, view(values))
     else:  # few large products: MLX computes one after the other on all cores
         scores = (mx.array(grouped) * scale) @ keys.swapaxes(-1, -2)
+        if softcap is not None:
+            scores = mx.tanh(scores / softcap) * softcap
         sums = _exponentials(view(scores).reshape(*shape, seen), hidden, sinks)
         mixed = view(scores @ values)
     mixed /= sums.reshape(rows, key_heads, -1, 1)

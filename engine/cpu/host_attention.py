@@ -49,11 +49,13 @@ class RowScores:
 
     Args:
         scale: factor of the scores.
-        sinks: see ``attended``.
+        sinks, softcap: see ``attended``.
     """
 
-    def __init__(self, scale: float, sinks: Floats | None = None) -> None:
-        self._scale, self._sinks = scale, sinks
+    def __init__(
+        self, scale: float, sinks: Floats | None = None, softcap: float | None = None
+    ) -> None:
+        self._scale, self._sinks, self._softcap = scale, sinks, softcap
 
     def by_row(
         self,
@@ -68,16 +70,52 @@ class RowScores:
         if not row_attention.supports(queries, *stored):
             return None
         begun, starts = zip(*seen, strict=True)
-        own = starts, self._sinks
-        return row_attention.attend(queries, *stored, counts, begun, self._scale, *own)
+        return row_attention.attend(
+            *(queries, *stored, counts, begun, self._scale, starts),
+            sinks=self._sinks,
+            softcap=self._softcap,
+        )
 
     def masked(self, queries: Floats, keys: mx.array, values: mx.array, mask: Mask) -> Floats:
         """See ``HostAttend``."""
         rows, heads, step, dim = queries.shape
         mx.eval(keys, values, mask if isinstance(mask, mx.array) else [])
         grouped = queries.reshape(rows, keys.shape[1], -1, dim)
-        mixed = attended(grouped, keys, values, mask, step, self._scale, sinks=self._sinks)
+        mixed = attended(
+            *(grouped, keys, values, mask, step, self._scale),
+            sinks=self._sinks,
+            softcap=self._softcap,
+        )
         return mixed.reshape(rows, heads, step, -1)
+
+
+class LatentScores:
+    """See ``HostAttend``, for multi-head latent attention.
+
+    The cache has latents, which are also the values, as keys, and rotary keys in place of values.
+    Queries are those for rotary keys and, behind them, those for latents, multiplied by the scale.
+    """
+
+    def by_row(
+        self,
+        queries: Floats,
+        keys: mx.array,
+        values: mx.array,
+        counts: Sequence[int],
+        seen: Sequence[tuple[int, int]],
+    ) -> Floats | None:
+        """See ``HostAttend``."""
+        heads, cached = queries.shape[1], (view(keys), view(values))
+        stored = row_attention.of_latents(heads, *cached, len(counts))
+        if not row_attention.supports(queries, *stored):
+            return None
+        begun, starts = zip(*seen, strict=True)
+        return row_attention.attend(queries, *stored, counts, begun, 1.0, starts)
+
+    def masked(self, queries: Floats, keys: mx.array, values: mx.array, mask: Mask) -> Floats:
+        """See ``HostAttend``."""
+        both = mx.concatenate([values, keys], axis=-1)
+        return RowScores(1.0).masked(queries, both, keys, mask)
 
 
 class HostAttention:

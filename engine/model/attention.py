@@ -49,10 +49,22 @@ class Attention(NamedTuple):
     """A ``HostCall``: attention to a cache, of queries, keys and values, and perhaps sinks.
 
     Attributes:
-        function: has mlx-lm's arguments.
+        function: has mlx-lm's arguments; None: there is none, only what the host computes.
+        softcap: bounds the scores: ``softcap * tanh(score / softcap)``; None: nothing does.
     """
 
-    function: Callable[..., mx.array]
+    function: Callable[..., mx.array] | None
+    scale: float
+    softcap: float | None = None
+
+
+class LatentAttention(NamedTuple):
+    """A ``HostCall``: multi-head latent attention, of queries and latents.
+
+    Its third input is what a layer passes as a mask: the products of its rotary queries, already
+    multiplied by the scale, with the rotary keys.
+    """
+
     scale: float
 
 
@@ -120,11 +132,14 @@ def _with_caches(
         sinks: mx.array | None = None,
     ) -> mx.array:
         shape = *queries.shape[:-1], values.shape[-1]
-        inputs = [queries, keys, values, *([] if sinks is None else [sinks])]
-        stand_in = record(Attention(attention, scale), inputs, shape)
-        if stand_in is not None:
-            if mask is not None:
+        if isinstance(mask, mx.array) and values is keys and sinks is None:
+            stand_in = record(LatentAttention(scale), [queries, keys, mask], shape)
+        else:
+            inputs = [queries, keys, values, *([] if sinks is None else [sinks])]
+            stand_in = record(Attention(attention, scale), inputs, shape)
+            if stand_in is not None and mask is not None:
                 raise ValueError("a layer makes a mask of its own")
+        if stand_in is not None:
             return stand_in
         if isinstance(mask, PagedMask):
             return mask.step.attend(queries, keys, cache, Scoring(scale, mask.window, sinks))

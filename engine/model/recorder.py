@@ -70,6 +70,11 @@ def recording(stand_ins: Sequence[mx.array] | None = None) -> Iterator[list[Host
         _current.recording = before
 
 
+def is_recording() -> bool:
+    """Whether this thread's operations of the host are recorded."""
+    return _current.recording is not None
+
+
 @contextmanager
 def observed() -> Iterator[None]:
     """Context in which this thread's layers run their own code, because something watches that."""
@@ -82,7 +87,7 @@ def observed() -> Iterator[None]:
 
 def is_observed() -> bool:
     """Whether this thread's layers have to run their own code."""
-    return _current.observed or _current.recording is not None
+    return _current.observed or is_recording()
 
 
 _current = _Current()

@@ -74,7 +74,8 @@ def _divided(base: Any) -> type:
         first = next(value for value in given.values() if isinstance(value, mx.array))
         return _by_part(_Call(partial(original, layer), given, first.shape[:2]), cache, split)
 
-    own = {"__call__": call, "original_class": base, "is_divided": True}
+    source = getattr(base, "original_class", base)
+    own = {"__call__": call, "original_class": source, "is_divided": True}
     return type(base.__name__, (base,), own)
 
 

@@ -90,7 +90,7 @@ def _check(name: str, seeds: tuple[int, ...]) -> Result:
     if reason:
         return Result(name, "failed", caches, f"runs, although it is listed as: {reason}")
     findings = _Findings()
-    if name in ADAPTED:
+    if any(type(part).__module__.rpartition(".")[2] in ADAPTED for part in model.modules()):
         findings.notes.add("adapted (engine/model/adapters)")
     try:
         solo = [_check_schedule(model, seed, findings) for seed in seeds]

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from chairlift.cache.layer import HostPlaces
 from chairlift.cache.packed.host_step import HostStep
+from chairlift.engine.cpu.compiled import worker_threads
 from chairlift.engine.cpu.compiled.jobs import (
     MIN_SHARED,
     NoProgramError,
@@ -32,15 +33,15 @@ def supports(queries: Floats, keys: NDArray[Any], values: NDArray[Any]) -> bool:
     kernel = llvm_kernel.compiled()
     if kernel is None:
         return False
-    _, heads, dim = queries.shape
-    key_heads = keys.shape[1]
+    _, heads, line = queries.shape
+    key_heads, dim, width = keys.shape[1], keys.shape[3], values.shape[3]
     return (
         keys.dtype == values.dtype
         and keys.dtype in (np.float32, np.float16)
         and keys.strides[3] == values.strides[3] == keys.itemsize
-        and keys.shape == values.shape
-        and keys.shape[3] == dim
-        and dim % kernel.outputs == 0
+        and keys.shape[:3] == values.shape[:3]
+        and line in (dim, dim + width)
+        and dim % kernel.outputs == width % kernel.outputs == 0
         and heads % key_heads == 0
         and heads // key_heads <= MAX_QUERIES
     )
@@ -55,11 +56,14 @@ def attend(
     scale: float,
     starts: Sequence[int] | None = None,
     sinks: Floats | None = None,
+    softcap: float | None = None,
 ) -> Floats:
     """Causal attention of each row's new tokens to all of its columns, from the first one on.
 
     Args:
-        queries: ``[tokens, heads, dim]``, row by row; see ``supports``.
+        queries: ``[tokens, heads, dim]``, row by row; see ``supports``. If the values are a part of
+            the keys, as in multi-head latent attention, those for ``keys`` and, behind them, those
+            for ``values``.
         keys, values: ``[rows, key heads, columns, dim]`` of float32 or float16, which contain the
             new tokens.
         counts: the number of new tokens of each row.
@@ -67,21 +71,35 @@ def attend(
         starts: the first of each row's columns, behind the last of which the first of its buffer
             follows; None: the first of its buffer.
         sinks: ``[heads]``, a score of each head that takes weight but adds no value.
+        softcap: bounds the scores: ``softcap * tanh(score / softcap)``; None: nothing does.
 
     Returns:
-        ``[tokens, heads, dim]``.
+        ``[tokens, heads, value dim]``.
     """
     kernel = llvm_kernel.compiled()
     assert kernel is not None
     scaled = np.multiply(queries, np.float32(scale), order="C")
-    result = np.empty(queries.shape, np.float32)
+    result = np.empty((*queries.shape[:2], values.shape[3]), np.float32)
     addresses = [array.ctypes.data for array in (scaled, keys, values, result)]
     starts = [0] * len(counts) if starts is None else starts
-    own = None if sinks is None else np.ascontiguousarray(sinks, np.float32)
-    address = 0 if own is None else own.ctypes.data
-    job = _job(scaled.shape, keys, values, addresses, address, counts, begun, starts)
+    given = _Given(sinks, softcap)
+    job = _job(scaled.shape, keys, values, addresses, given.addresses, counts, begun, starts)
     run_shared(_rows(kernel, keys), *job.arguments, parts=job.parts, is_shared=job.is_shared)
     return result
+
+
+class _Given:
+    """The memory of what changes the scores of all tokens; see ``attend``.
+
+    Attributes:
+        addresses: of the sinks and of the cap; 0: none.
+    """
+
+    def __init__(self, sinks: Floats | None, softcap: float | None) -> None:
+        self._sinks = None if sinks is None else np.ascontiguousarray(sinks, np.float32)
+        self._cap = None if softcap is None else np.array([softcap], np.float32)
+        arrays = self._sinks, self._cap
+        self.addresses = tuple(0 if each is None else each.ctypes.data for each in arrays)
 
 
 @functools.cache
@@ -107,9 +125,14 @@ class AttentionJobs:
 
     Args:
         program: gets the jobs.
-        queries, keys, values: ``[tokens, heads, dim]``, whose tokens need not be adjacent.
-        scaled, result: memory of the queries' shape, contiguous.
-        sinks: see ``attend``.
+        queries, keys, values: ``[tokens, heads, dim]``, whose tokens need not be adjacent. Without
+            new keys and values (of no tokens), only attention is computed. In multi-head latent
+            attention the cache has latents as keys, and rotary keys in place of values; the queries
+            are those for rotary keys and, behind them, those for latents.
+        scaled: contiguous memory of the queries' shape; the queries themselves if they are
+            multiplied by the scale already.
+        result: ``[tokens, heads, value dim]``, contiguous.
+        sinks, softcap: see ``attend``.
 
     Raises:
         NoProgramError: there is no kernel for such heads.
@@ -125,31 +148,33 @@ class AttentionJobs:
         result: Floats,
         scale: float,
         sinks: Floats | None = None,
+        softcap: float | None = None,
     ) -> None:
         kernel = llvm_kernel.compiled()
         tokens, heads, dim = queries.shape
         if kernel is None or dim % kernel.outputs:
             raise NoProgramError
         self._kernel, self._program, self._scaled = kernel, program, scaled
+        self._is_latent = keys.shape[2] != dim
         self._new = [
             (new.ctypes.data, new.strides[0] // new.itemsize, *new.shape) for new in (keys, values)
         ]
         # An address takes longer to ask for than the rest of a job's arguments.
         self._addresses = scaled.ctypes.data, result.ctypes.data
         self._scale = np.array([scale], np.float32)
-        self._sinks = None if sinks is None else np.ascontiguousarray(sinks, np.float32)
-        self._sinks_address = 0 if self._sinks is None else self._sinks.ctypes.data
-        program.add(
-            kernel.scale,
-            *(queries.ctypes.data, self._scale.ctypes.data, scaled.ctypes.data, heads * dim),
-            *(queries.strides[0] // queries.itemsize, heads * dim),
-            parts=tokens,
-            is_shared=queries.size >= MIN_SHARED,
-        )
+        self._given = _Given(sinks, softcap)
+        if queries is not scaled:
+            program.add(
+                kernel.scale,
+                *(queries.ctypes.data, self._scale.ctypes.data, scaled.ctypes.data, heads * dim),
+                *(queries.strides[0] // queries.itemsize, heads * dim),
+                parts=tokens,
+                is_shared=queries.size >= MIN_SHARED,
+            )
         self._scatters = [program.add(kernel.scatter, parts=0, is_shared=False) for _ in range(2)]
         self._attend = program.add(kernel.rows, parts=0, is_shared=False)
         numbers = *self._scatters, self._attend
-        addresses = *self._addresses, self._sinks_address
+        addresses = *self._addresses, *self._given.addresses
         self.form = (*self._new, *addresses, *scaled.shape, scale, *numbers)
 
     def point(self, step: HostStep) -> bool:
@@ -159,9 +184,15 @@ class AttentionJobs:
             Whether the kernel reads a cache of this form.
         """
         places = step.places
-        if not supports(self._scaled, places.keys, places.values):
-            return False
+        read = places.keys, places.values
         cached = places.keys.ctypes.data, places.values.ctypes.data
+        scaled, result = self._addresses
+        addresses = scaled, *cached, result
+        if self._is_latent:
+            read = of_latents(self._scaled.shape[1], *read, len(step.counts))
+            addresses = scaled, *cached[::-1], result
+        if not supports(self._scaled, *read):
+            return False
         written = places.rows.ctypes.data, places.columns.ctypes.data
         half = places.keys.dtype == np.float16
         scatter = self._kernel.scatter_half if half else self._kernel.scatter
@@ -176,11 +207,8 @@ class AttentionJobs:
                 parts=tokens,
                 is_shared=tokens * heads * dim >= MIN_SHARED,
             )
-        scaled, result = self._addresses
-        buffers = places.keys, places.values
-        addresses = scaled, *cached, result
         rows = step.counts, step.begun, step.starts
-        job = _job(self._scaled.shape, *buffers, addresses, self._sinks_address, *rows)
+        job = _job(self._scaled.shape, *read, addresses, self._given.addresses, *rows)
         self._tiles = job.tiles  # until the program has run
         self._program.change(
             self._attend,
@@ -205,6 +233,28 @@ class AttentionJobs:
         for number, buffers in zip(self._scatters, (keys, values), strict=True):
             chain.repeat(number, start, stop, (1, buffers))
         chain.repeat(self._attend, start, stop, (1, keys), (2, values))
+
+
+def of_latents(
+    heads: int, latents: NDArray[Any], rotary: NDArray[Any], rows: int
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The keys and values of multi-head latent attention, for ``attend``.
+
+    Args:
+        heads: of the queries, which share one head of ``latents`` and ``rotary`` keys.
+        rows: those of the step.
+
+    Returns:
+        Views with so many key heads that the kernel supports the query heads of each, and that
+        there is work for all threads.
+    """
+    least = max(-(-heads // MAX_QUERIES), -(-worker_threads.shared.get() // rows))
+    parts = next((n for n in range(least, heads) if heads % n == 0), heads)
+    keys, values = (
+        np.broadcast_to(buffer, (len(buffer), parts, *buffer.shape[2:]))
+        for buffer in (rotary, latents)
+    )
+    return keys, values
 
 
 def are_alike(one: HostPlaces, other: HostPlaces) -> bool:
@@ -234,7 +284,7 @@ def _job(
     keys: NDArray[Any],
     values: NDArray[Any],
     addresses: Sequence[int],
-    sinks: int,
+    given: Sequence[int],
     counts: Sequence[int],
     begun: Sequence[int],
     starts: Sequence[int],
@@ -243,10 +293,10 @@ def _job(
 
     Args:
         addresses: of the queries, keys, values and the result.
-        sinks: the address of the sinks, or 0.
+        given: see ``_Given``.
     """
-    tokens, heads, dim = shape
-    rows, key_heads, columns, _ = keys.shape
+    tokens, heads, line = shape
+    rows, key_heads, columns, dim = keys.shape
     assert len(counts) <= rows
     assert sum(counts) == tokens
     assert max(map(add, counts, begun)) <= columns
@@ -256,9 +306,12 @@ def _job(
     most = max(1, MAX_QUERIES // (heads // key_heads))
     tiles, address, seen = _tiles(tuple(counts), tuple(begun), tuple(starts), most)
     return _Attention(
-        (*addresses, address, sinks, heads, key_heads, dim, dim, columns, *steps),
+        (
+            *(*addresses, address, *given, heads, key_heads, dim, values.shape[3], columns),
+            *(*steps, line - dim),
+        ),
         len(tiles) * key_heads,
-        seen * key_heads * dim >= MIN_SHARED,
+        seen * key_heads * line >= MIN_SHARED,
         tiles,
     )
 

@@ -23,23 +23,33 @@ _MAPS = {
     "Sigmoid": "sigmoid",
     "Square": "square",
     "Subtract": "subtract",
+    "Tanh": "tanh",
 }
+# Those of numbers to a power.
+_POWERS = {2: "square", 3: "cube"}
 # Sums of at most so many numbers of an axis that is not the last are additions.
 _FEW = 16
 
 
-def add_jobs(add: Run, kind: str, state: State, inputs: Sequence[Array], into: Array) -> bool:
+def add_jobs(
+    add: Run, kind: str, state: State, inputs: Sequence[Array], into: Array, last_is_constant: bool
+) -> bool:
     """Adds the jobs of an operation.
 
     Args:
         kind, state: see ``Primitive``.
         into: the memory of its result.
+        last_is_constant: whether the last input is the same in all calls.
 
     Returns:
         False if there are none; what was added then writes ``into``, which is to be written again.
     """
     if kind == "Sqrt":
         return mapped("inverse_root" if state[0] else "root", inputs, into, add)
+    if kind == "Power":
+        powers = np.unique(inputs[1]).tolist() if last_is_constant else []
+        known = len(powers) == 1 and powers[0] in _POWERS
+        return known and mapped(_POWERS[powers[0]], inputs[:1], into, add)
     if kind in _MAPS:
         return mapped(_MAPS[kind], inputs, into, add)
     if kind == "Reduce" and state[0] == SUM and len(state[1]) == 1:

@@ -13,15 +13,24 @@ from chairlift.engine.cpu.compiled.recurrence import add_decay
 from chairlift.engine.cpu.compiled.recurrent_layers import Recurrence
 from chairlift.engine.cpu.experts import Experts, routes_of
 from chairlift.engine.cpu.gemm import Floats
-from chairlift.engine.cpu.graph.attention import lower_attention
-from chairlift.engine.cpu.graph.graph import Array, Call, NoGraphError, StateRead, StateWrite
+from chairlift.engine.cpu.graph.attention import lower_attention, lower_latent_attention
+from chairlift.engine.cpu.graph.graph import (
+    Array,
+    Call,
+    KeptRead,
+    NoGraphError,
+    StateRead,
+    StateWrite,
+)
+from chairlift.engine.cpu.graph.head_products import lower_head_product
 from chairlift.engine.cpu.graph.lowering import LayerCall, Lowering, or_none
 from chairlift.engine.cpu.host_linear import Product
 from chairlift.engine.cpu.host_mlp import GatedMlp
 from chairlift.engine.cpu.kernels import Gated, Rotation
 from chairlift.engine.cpu.matrix import apart
 from chairlift.engine.cpu.views import view
-from chairlift.engine.model.attention import Attention
+from chairlift.engine.model.attention import Attention, LatentAttention
+from chairlift.engine.model.layers.head_products import HeadProduct
 
 
 def lower_call(lowering: Lowering, call: Call) -> Array:
@@ -43,11 +52,17 @@ def lower_call(lowering: Lowering, call: Call) -> Array:
     if isinstance(operation, Gated):
         return _gated(lowering, operation, *inputs).reshape(shape)
     if isinstance(operation, Rotation):
-        return _rotated(lowering, operation, inputs[0])
+        return _rotated(lowering, operation, call, inputs[0])
     if isinstance(operation, Experts):
         return _experts(lowering, operation, call, *inputs).reshape(shape)
     if isinstance(operation, Attention):
         return lower_attention(lowering, operation, inputs, shape)
+    if isinstance(operation, LatentAttention):
+        return lower_latent_attention(lowering, operation, inputs, shape)
+    if isinstance(operation, HeadProduct):
+        return lower_head_product(lowering, operation, inputs[0])
+    if isinstance(operation, KeptRead):
+        return np.empty((0, *shape[1:]), np.float32)
     if isinstance(operation, StateRead):
         return lowering.state(operation.slot, shape)
     if isinstance(operation, StateWrite):
@@ -95,17 +110,19 @@ def _gated(lowering: Lowering, operation: Gated, gates: Array, others: Array) ->
     return result
 
 
-def _rotated(lowering: Lowering, operation: Rotation, x: Array) -> Array:
+def _rotated(lowering: Lowering, operation: Rotation, call: Call, x: Array) -> Array:
     rope, (tokens, heads, length, dim) = operation.rope, x.shape
     if length != 1:
         raise NoGraphError("several tokens of a row")
+    if not lowering.is_offset(call.inputs[1]):
+        raise NoGraphError("positions that the layer does not get")
     key = "angles", rope.settings
     if key not in lowering.once:
         shape = tokens, rope.dims // 2
         cosines, sines = (lowering.new(shape) for _ in range(2))
 
         def angles(call: LayerCall) -> None:
-            cosines[...], sines[...] = rope.host_table(call.cache.offset)
+            cosines[...], sines[...] = rope.host_table(call.offset)
 
         lowering.once[key] = cosines, sines
         lowering.before(angles)

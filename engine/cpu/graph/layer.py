@@ -11,12 +11,14 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
+from mlx_lm.models.cache import CacheList
 
 from chairlift.cache.layer import LayerCache
+from chairlift.cache.packed.split import PackedMask
 from chairlift.cache.packed.step import PackedLayer
 from chairlift.cache.state import StateLayer
 from chairlift.engine.cpu.compiled.llvm import kernel
@@ -35,9 +37,9 @@ from chairlift.engine.model.trials.trial import Trial, elementwise
 log = logging.getLogger(__name__)
 
 _TRIAL = Trial(elementwise(1e-3), log, error="a decoder layer has no steps: %s")
-_CACHES = LayerCache | PackedLayer | StateLayer
-# The names of an argument with a mask, for attention.
-_MASKS = ("mask", "attention_mask")
+# The names of an argument with a mask: for attention, and for states, of which it hides none.
+_MASKS = ("mask", "attention_mask", "attn_mask")
+_STATE_MASKS = ("mamba_mask",)
 # The rows of ``decode_logits``.
 _TRIAL_ROWS = 2
 
@@ -54,31 +56,35 @@ class GraphLayer:
         self._layer, self._form = layer, form
         self._own = _OwnSteps()
 
-    def __call__(self, x: mx.array, given: Mapping[str, Any]) -> mx.array | None:
-        """``[tokens, 1, numbers]`` → the same; None if the layer itself has to compute it.
+    def __call__(self, x: mx.array, given: Mapping[str, Any]) -> Any:
+        """What the layer returns for ``[..., tokens, 1, numbers]``; None if it has to be called.
 
         Args:
             given: the further arguments by name.
         """
-        if x.dtype != mx.float32 or x.shape[1:] != (1, self._form.width) or len(x) > MAX_TOKENS:
+        tokens = _tokens(x)
+        if x.dtype != mx.float32 or x.shape != self._form.shape(tokens) or tokens > MAX_TOKENS:
             return None
-        lowered, cache = self.lowered(len(x)), given.get(CACHE)
+        lowered, caches = self.lowered(tokens), _caches(given.get(CACHE), tokens)
         if lowered is None or not all(each.is_plain for each in lowered.products):
             return None
-        if not (isinstance(cache, _CACHES) or (cache is None and not lowered.uses_cache)):
+        if caches is None:
             return None
-        state = _state_layer(cache, len(x))
-        stored = lowered.states or lowered.in_place
-        if bool(stored) != (state is not None) or not self._fits(lowered, state, given):
+        offset = self._offset(caches, given)
+        if not self._fits(lowered, caches, offset, given):
             return None
-        _copy(lowered, state, x, given)
         masks = [given[name] for name in _MASKS if name in given]
-        call = LayerCall(masks[0] if masks else None, cache, state)
+        call = LayerCall(masks[0] if masks else None, *caches, offset)
+        _copy(lowered, call, x, given)
         with np.errstate(all="ignore"):  # as in MLX
             for step in lowered.steps:
                 step(call)
-        # The array has its numbers already: a further operation on it would be evaluated later.
-        return mx.array(np.ascontiguousarray(lowered.result))
+        # The arrays have their numbers already: a further operation would be evaluated later.
+        results = tuple(
+            None if each is None else mx.array(np.ascontiguousarray(each))
+            for each in lowered.results
+        )
+        return results if lowered.returns_tuple else results[0]
 
     def lowered(self, tokens: int) -> Lowered | None:
         """The steps for a number of tokens; None if there are none."""
@@ -88,12 +94,31 @@ class GraphLayer:
             )
         return self._own.by_tokens[tokens]
 
-    def _fits(self, lowered: Lowered, state: StateLayer | None, given: Mapping[str, Any]) -> bool:
+    def _offset(self, caches: _Caches, given: Mapping[str, Any]) -> Any:
+        """The tokens' positions, which a layer without keys has as an argument."""
+        if caches.attention is not None:
+            return caches.attention.offset
+        return given.get(self._form.positions[0]) if self._form.positions else None
+
+    def _fits(
+        self, lowered: Lowered, caches: _Caches, offset: Any, given: Mapping[str, Any]
+    ) -> bool:
         """Whether arguments and states have the form for which there are steps."""
-        for name in given.keys() - lowered.others.keys() - {CACHE, *_MASKS}:
-            if given[name] is not None:
-                return False
+        attention, state = caches
+        if lowered.uses_cache and attention is None and state is None:
+            return False
+        if bool(lowered.states or lowered.in_place) != (state is not None):
+            return False
+        if any(given.get(name) is not offset for name in self._form.positions):
+            return False
+        # Nothing in a graph masks states.
+        masks = () if attention is None and state is not None else _MASKS
+        known = {CACHE, *masks, *self._form.positions, *lowered.others}
+        if not all(_is_nothing(name, value) for name, value in given.items() if name not in known):
+            return False
         arrays = [(given.get(name), memory.shape) for name, memory in lowered.others.items()]
+        if lowered.offset is not None:
+            arrays.append((offset, lowered.offset.shape))
         if state is not None:
             shapes = {slot: memory.shape for slot, memory in lowered.states.items()}
             arrays += [(state[slot], own) for slot, own in (shapes | lowered.in_place).items()]
@@ -110,29 +135,65 @@ class _OwnSteps(threading.local):
         self.by_tokens: dict[int, Lowered | None] = {}
 
 
-def _copy(
-    lowered: Lowered, state: StateLayer | None, x: mx.array, given: Mapping[str, Any]
-) -> None:
+class _Caches(NamedTuple):
+    """The caches of a layer: of keys and values, and of states."""
+
+    attention: Any
+    state: StateLayer | None
+
+
+def _caches(cache: Any, tokens: int) -> _Caches | None:
+    """The caches of a layer whose rows have one token each if it has states.
+
+    Returns:
+        None if there are other caches, or several of a kind.
+    """
+    attention: list[Any] = []
+    states: list[StateLayer] = []
+    for each in cache.caches if isinstance(cache, CacheList) else [cache]:
+        if isinstance(each, PackedLayer) and isinstance(each.layers[0], StateLayer):
+            part = each.batch_parts[0]
+            if len(each.layers) > 1 or len(part.counts) != tokens:
+                return None
+            each = part.layer
+        if isinstance(each, StateLayer):
+            states.append(each)
+        elif each is not None and not isinstance(each, LayerCache | PackedLayer):
+            return None
+        elif each is not None:
+            attention.append(each)
+    if len(attention) > 1 or len(states) > 1:
+        return None
+    return _Caches(attention[0] if attention else None, states[0] if states else None)
+
+
+def _is_offset(value: Any, tokens: int) -> bool:
+    return isinstance(value, mx.array) and (value.shape, value.dtype) == ((tokens,), mx.int32)
+
+
+def _is_nothing(name: str, value: Any) -> bool:
+    """Whether an argument changes nothing."""
+    is_mask = name in (*_MASKS, *_STATE_MASKS) and isinstance(value, PackedMask)
+    return value is None or (is_mask and all(each is None for each in value.masks))
+
+
+def _tokens(x: mx.array) -> int:
+    """The number of tokens of ``[..., tokens, 1, numbers]``; 0 for an array of another form."""
+    return x.shape[-3] if x.ndim > 2 else 0
+
+
+def _copy(lowered: Lowered, call: LayerCall, x: mx.array, given: Mapping[str, Any]) -> None:
     """Copies a call's arguments to the memory that the steps read."""
     lowered.x[...] = view(x)
     if lowered.offset is not None:
-        lowered.offset[...] = view(given[CACHE].offset)
+        lowered.offset[...] = view(call.offset)
     for name, memory in lowered.others.items():
         memory[...] = view(given[name])
     for slot, memory in lowered.states.items():
-        assert state is not None
-        before = state[slot]
+        assert call.state is not None
+        before = call.state[slot]
         assert before is not None
         memory[...] = view(before)
-
-
-def _state_layer(cache: Any, tokens: int) -> StateLayer | None:
-    """The cache of a recurrent layer, if its rows have one token each."""
-    if isinstance(cache, PackedLayer):
-        part = cache.batch_parts[0]
-        alone = len(cache.batch_parts) == 1 and len(part.counts) == tokens
-        cache = part.layer if alone else None
-    return cache if isinstance(cache, StateLayer) else None
 
 
 def install(model: Any) -> int:
@@ -184,15 +245,34 @@ def _noted(
     forms: dict[int, Form], layer: Any, call: Callable[[], Any], x: Any, given: Mapping[str, Any]
 ) -> Any:
     """Calls a layer, and notes the form of its calls."""
-    result, cache = call(), given.get(CACHE)
-    slots = cache.cache if isinstance(cache, StateLayer) else []
-    states = tuple(None if slot is None else slot.shape[1:] for slot in slots)
+    result, cache, tokens = call(), given.get(CACHE), _tokens(x)
+    caches = _caches(cache, tokens)
+    if caches is None or not tokens:
+        return result
+    attention, state = caches
+    offsets = [each for each in given.values() if _is_offset(each, tokens)]
+    offset = attention.offset if attention is not None else offsets[0] if offsets else None
+    slots = [] if state is None else state.cache
+    stored = () if attention is None else attention.state
     others = {
         name: (value.shape[1:], value.dtype)
         for name, value in given.items()
-        if isinstance(value, mx.array) and name not in _MASKS and value.shape[:1] == x.shape[:1]
+        if isinstance(value, mx.array)
+        and name not in _MASKS
+        and value is not offset
+        and value.shape[:1] == (tokens,)
     }
-    forms[id(layer)] = Form(arguments(layer), x.shape[-1], states, others)
+    listed = cache.caches if isinstance(cache, CacheList) else ()
+    forms[id(layer)] = Form(
+        names=arguments(layer),
+        width=x.shape[-1],
+        leading=x.shape[:-3],
+        states=[None if slot is None else slot.shape[1:] for slot in slots],
+        kept=[(each.shape[1], each.shape[3]) for each in stored],
+        listed=[isinstance(each, StateLayer) for each in listed],
+        positions=[name for name, value in given.items() if offset is not None and value is offset],
+        others=others,
+    )
     return result
 
 

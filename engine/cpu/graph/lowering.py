@@ -23,7 +23,14 @@ from chairlift.engine.cpu.graph.graph import (
     Value,
 )
 from chairlift.engine.cpu.graph.norms import norm_of
-from chairlift.engine.cpu.graph.numpy_operations import DTYPES, OPERATIONS, VIEWS
+from chairlift.engine.cpu.graph.numpy_operations import (
+    DTYPES,
+    OPERATIONS,
+    VIEWS,
+    State,
+    gathers_lines,
+    one_line,
+)
 from chairlift.engine.cpu.host_linear import Products
 from chairlift.engine.cpu.program_builder import ProgramBuilder
 
@@ -32,12 +39,16 @@ class LayerCall(NamedTuple):
     """The arguments of a layer's call beside its input; see ``trace``.
 
     Attributes:
+        mask: attention's.
+        cache: has keys and values.
         state: the cache of a recurrent layer.
+        offset: the tokens' positions.
     """
 
     mask: Any
     cache: Any
     state: StateLayer | None
+    offset: Any = None
 
 
 Step = Callable[[LayerCall], object]
@@ -47,14 +58,15 @@ class Lowered(NamedTuple):
     """The steps of a layer for a number of tokens, and their memory.
 
     Attributes:
-        x: memory for the layer's input ``[tokens, 1, numbers]``.
+        x: memory for the layer's input; see ``Form.shape``.
         offset: memory for the tokens' positions; None if the steps do not read them.
         others: memory for further arguments, by name.
         uses_cache: see ``Graph``.
         states: memory for the rows' states before the call, by slot.
         in_place: the shapes of other states, which change in the memory of the cache, by slot.
         steps: are computed one after the other.
-        result: the layer's output, of the form of ``x``.
+        results: the layer's outputs.
+        returns_tuple: see ``Graph``.
         products: all products of the layer's weights.
         kept: what the steps read, too.
     """
@@ -66,7 +78,8 @@ class Lowered(NamedTuple):
     states: dict[int, Floats]
     in_place: dict[int, tuple[int, ...]]
     steps: Sequence[Step]
-    result: Floats
+    results: Sequence[Array | None]
+    returns_tuple: bool
     products: Sequence[Products]
     kept: Sequence[Array]
 
@@ -113,11 +126,12 @@ class Lowering:
             # A state that changes in place is never read.
             if not isinstance(call.operation, StateRead):
                 self.array(call.output)
-        result = self.array(graph.result)
+        results = [None if each is None else self.array(each) for each in graph.results]
         self._finish()
         kept = [*self.kept, *graph.constants.values()]
         states = graph.uses_cache, self.states, self.in_place
-        return Lowered(x, offset, others, *states, self._steps, result, self.products, kept)
+        given = results, graph.returns_tuple
+        return Lowered(x, offset, others, *states, self._steps, *given, self.products, kept)
 
     def array(self, value: Value) -> Array:
         """The array of a value, after the steps that compute it have been added."""
@@ -131,6 +145,10 @@ class Lowering:
             else:
                 raise NoGraphError(f"nothing computes {value}")
         return self._arrays[name]
+
+    def is_offset(self, value: Value) -> bool:
+        """Whether a value is the tokens' positions."""
+        return value == self._graph.offset
 
     def constant(self, value: Value) -> Array | None:
         """The array of a value that is the same in all calls; None if it is not."""
@@ -205,6 +223,19 @@ class Lowering:
         """Adds a step that is computed before all others."""
         self._steps.insert(0, step)
 
+    def write(
+        self,
+        kind: str,
+        state: State,
+        inputs: Sequence[Array],
+        into: Array,
+        last_is_constant: bool = False,
+    ) -> None:
+        """Adds the steps of one of MLX's operations; see ``Primitive`` and ``add_jobs``."""
+        compute, add = OPERATIONS[kind], self.program.program.add
+        if not add_jobs(add, kind, state, inputs, into, last_is_constant):
+            self.then(lambda _: compute(state, inputs, into))
+
     def heads(self, x: Array) -> Floats:
         """``[tokens, heads, dim]`` whose heads are adjacent."""
         adjacent = x.strides[2] == x.itemsize and x.strides[1] == x.shape[2] * x.itemsize
@@ -218,10 +249,14 @@ class Lowering:
         """An array with the same numbers, which are contiguous."""
         if x.flags.c_contiguous:
             return x
-        copy = self.new(x.shape, x.dtype.type)
-        if not mapped("copy", [x], copy, self.program.program.add):
-            self.then(lambda _: np.copyto(copy, x))
-        return copy
+        into = self.new(x.shape, x.dtype.type)
+        self.copy(x, into)
+        return into
+
+    def copy(self, x: Array, into: Array) -> None:
+        """Adds the steps that copy an array."""
+        if not mapped("copy", [x], into, self.program.program.add):
+            self.then(lambda _: np.copyto(into, x))
 
     def _like(self, inputs: Sequence[Array], shape: Sequence[int], dtype: type[Any]) -> Array:
         """Memory for a result, in the order of the largest input of its shape."""
@@ -236,6 +271,12 @@ class Lowering:
         """Memory for an argument of the layer."""
         self._arrays[value.name] = self.new(value.shape, DTYPES[value.dtype])
         return self._arrays[value.name]
+
+    def _is_identity(self, value: Value) -> bool:
+        """Whether a value is the identity matrix that a ``TracedCache`` returns."""
+        matrix = self._arrays[value.name]
+        square = value.name in self._constants and matrix.shape[-2] == matrix.shape[-1]
+        return square and np.array_equal(matrix, np.eye(len(matrix)))
 
     def _finish(self) -> None:
         if self._builder is not None and len(self._builder.program):
@@ -270,6 +311,12 @@ class Lowering:
         value = primitive.outputs[0]
         if kind == "Split":
             return np.split(inputs[0], state[0], axis=state[1])
+        if kind == "Gather":
+            if not gathers_lines(state, inputs):
+                raise NoGraphError("numbers are gathered from several axes")
+            place = primitive.inputs[1].name
+            if value.shape == state[1] and place in self._constants:
+                return [one_line(state, inputs[0], int(inputs[1].reshape(-1)[0]))]
         if kind in VIEWS:
             view = VIEWS[kind](state, inputs[0], value.shape)
             if constant or np.may_share_memory(view, inputs[0]):
@@ -278,17 +325,18 @@ class Lowering:
             return [VIEWS[kind](state, whole, value.shape)]
         if kind not in OPERATIONS:
             raise NoGraphError(f"no operation {kind}")
+        if kind == "Matmul" and self._is_identity(primitive.inputs[1]):
+            return [inputs[0]]
         dtype = DTYPES[value.dtype]
         if kind == "AsType" and inputs[0].dtype == dtype:
             return [inputs[0]]
-        compute = OPERATIONS[kind]
         if constant:
             into = np.empty(value.shape, dtype)
-            compute(state, inputs, into)
+            OPERATIONS[kind](state, inputs, into)
             return [into]
         into = self._like(inputs, value.shape, dtype)
-        if not add_jobs(self.program.program.add, kind, state, inputs, into):
-            self.then(lambda _: compute(state, inputs, into))
+        last_is_constant = bool(inputs) and primitive.inputs[-1].name in self._constants
+        self.write(kind, state, inputs, into, last_is_constant)
         return [into]
 
 

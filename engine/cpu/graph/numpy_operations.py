@@ -27,6 +27,8 @@ DTYPES: dict[mx.Dtype, type[Any]] = {
 }
 # MLX's numbers of reductions.
 SUM, PRODUCT, MINIMUM, MAXIMUM = 2, 3, 4, 5
+# What MLX's numbers mean for slices that change; the next one is that they are replaced.
+_SLICE_CHANGES = (np.maximum, np.minimum, np.add, np.multiply)
 # MLX's numbers of operations with bits, and of logarithms.
 _BITS: tuple[Any, ...] = (
     np.bitwise_and,
@@ -69,6 +71,36 @@ VIEWS: dict[str, Callable[[State, Array, tuple[int, ...]], Array]] = {
 
 def _ufunc(function: Any) -> Compute:
     return lambda state, inputs, into: function(*inputs, out=into, casting="unsafe")
+
+
+def _gathered(state: State, inputs: Sequence[Array], into: Array) -> None:
+    x, places = inputs
+    [axis], _ = state
+    into[...] = np.moveaxis(x, axis, 0)[places].reshape(into.shape)
+
+
+def one_line(state: State, x: Array, place: int) -> Array:
+    """The result of ``Gather`` with one place of an axis: a view."""
+    [axis], _ = state
+    place %= x.shape[axis]
+    return x[(*[slice(None)] * axis, slice(place, place + 1))]
+
+
+def gathers_lines(state: State, inputs: Sequence[Array]) -> bool:
+    """Whether ``Gather`` takes all numbers at places of one axis."""
+    axes, sizes = state
+    x = inputs[0].shape
+    return len(axes) == 1 and all(
+        size == (1 if axis in axes else x[axis]) for axis, size in enumerate(sizes)
+    )
+
+
+def _slice_changed(state: State, inputs: Sequence[Array], into: Array) -> None:
+    kind, *where = state
+    x, new = inputs
+    into[...] = x
+    part = _slices(where, into)
+    part[...] = _SLICE_CHANGES[kind](part, new) if kind < len(_SLICE_CHANGES) else new
 
 
 def _taken(state: State, inputs: Sequence[Array], into: Array) -> None:
@@ -163,6 +195,7 @@ OPERATIONS: dict[str, Compute] = {
     "Exp": _ufunc(np.exp),
     "Expm1": _ufunc(np.expm1),
     "Floor": _ufunc(np.floor),
+    "Gather": _gathered,
     "GatherAxis": _taken,
     "Greater": _ufunc(np.greater),
     "GreaterEqual": _ufunc(np.greater_equal),
@@ -189,6 +222,7 @@ OPERATIONS: dict[str, Compute] = {
     "Select": _set(lambda state, inputs: np.where(*inputs)),
     "Sigmoid": _sigmoid,
     "Sin": _ufunc(np.sin),
+    "SliceUpdate": _slice_changed,
     "Softmax": _softmax,
     "Sort": _set(lambda state, inputs: np.sort(inputs[0], state[0])),
     "Sqrt": _root,

@@ -2,7 +2,8 @@
 
 Each module adapts the model file of the same name. Most subclass the layers that assume one
 position for all rows, and give each row its own position; ``gemma2`` leaves its attention to the
-kernels over pages. With caches that are not the engine's, the inherited method runs.
+kernels over pages and to the graphs of the host. With caches that are not the engine's, the
+inherited method runs.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import importlib
 from typing import Any
 
 ADAPTED = (
-    *("afm7", "deepseek_v41", "gemma2", "gpt_bigcode", "llama4", "minimax_m3_vl"),
-    "recurrent_gemma",
+    *("afm7", "deepseek_v41", "gemma2", "gemma4_text", "gpt_bigcode", "llama4"),
+    *("minimax_m3_vl", "recurrent_gemma"),
 )
 
 
@@ -22,10 +23,8 @@ def adapt(model: Any) -> None:
     Changes only this instance, and no parameters. Call it before ``cache.kinds.make_batch``, which
     relies on it for the model files that are adapted here.
     """
-    package, _, name = type(model).__module__.rpartition(".")
-    if package != "mlx_lm.models" or name not in ADAPTED:
-        return
-    batched: dict[type, type] = importlib.import_module(f"{__name__}.{name}").BATCHED
     for part in model.modules():
-        if type(part) in batched:
-            part.__class__ = batched[type(part)]
+        package, _, name = type(part).__module__.rpartition(".")
+        if package == "mlx_lm.models" and name in ADAPTED:
+            batched: dict[type, type] = importlib.import_module(f"{__name__}.{name}").BATCHED
+            part.__class__ = batched.get(type(part), type(part))

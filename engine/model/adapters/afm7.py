@@ -1,4 +1,4 @@
-"""afm7: layers that reuse another layer's keys rotate their queries by each row's positions."""
+"""afm7: layers that reuse another layer's keys get its cache, and so the positions of each row."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from chairlift.engine.model.adapters.rows import has_rows
 
 
 class RowReuseAttention(afm7.KVReuseAttention):  # type: ignore[misc]
-    """Attention that gets the cache whose keys it reads, and so the position of each row."""
+    """Attention that reads keys and values from a cache, if it gets one."""
 
     def __call__(
-        self, x: mx.array, keys: mx.array, values: mx.array, mask: Any = None, cache: Any = None
+        self, x: mx.array, keys: Any, values: Any, mask: Any = None, cache: Any = None
     ) -> mx.array:
         """From ``[rows, length, hidden]`` to the same shape."""
         if cache is None:
@@ -23,6 +23,7 @@ class RowReuseAttention(afm7.KVReuseAttention):  # type: ignore[misc]
         rows, length, _ = x.shape
         queries = self.q_proj(x).reshape(rows, length, self.n_heads, -1).swapaxes(1, 2)
         queries = self.q_norm(self.rope(queries, offset=cache.offset))
+        keys, values = cache.keys_and_values()
         # Looked up in the module, where ``engine.model.attention`` replaces it.
         mixed = afm7.scaled_dot_product_attention(
             queries, keys, values, cache=cache, scale=self.scale, mask=mask
@@ -35,7 +36,7 @@ class RowReuseBlock(afm7.KVReuseTransformerBlock):  # type: ignore[misc]
     """A block that passes the cache to its attention."""
 
     def __call__(
-        self, x: mx.array, keys: mx.array, values: mx.array, mask: Any = None, cache: Any = None
+        self, x: mx.array, keys: Any, values: Any, mask: Any = None, cache: Any = None
     ) -> mx.array:
         """From ``[rows, length, hidden]`` to the same shape."""
         h = x + self.self_attn(self.input_layernorm(x), keys, values, mask, cache)
@@ -55,9 +56,8 @@ class RowModel(afm7.AFMModel):  # type: ignore[misc]
         mask = cache[-1].make_mask(inputs.shape[1])
         for layer, layer_cache in zip(self.layers, cache, strict=True):
             h = layer(h, mask, cache=layer_cache)
-        keys, values = cache[-1].keys_and_values()
         for layer in self.kv_reuse_layers:
-            h = layer(h, keys, values, mask, cache[-1])
+            h = layer(h, None, None, mask, cache[-1])
         normed: mx.array = self.output_norm(h)
         return normed
 

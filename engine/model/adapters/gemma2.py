@@ -1,4 +1,6 @@
-"""gemma2: capped scores, which the kernels over pages compute; with other caches the model does."""
+"""gemma2: capped scores, which kernels over pages compute, and on the CPU the steps of a layer's
+graph; else the model does.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,16 @@ from mlx_lm.models import gemma2
 
 from chairlift.cache.pages.kernels import Scoring
 from chairlift.cache.pages.layer import PagedLayer, PagedMask
+from chairlift.engine.model.attention import Attention
+from chairlift.engine.model.recorder import is_recording, record
 
 
 class CappedAttention(gemma2.Attention):  # type: ignore[misc]
-    """Attention that leaves its scores to a kernel if the cache is pages."""
+    """Attention that leaves its scores to a kernel if the cache is pages, or says what they are."""
 
     def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
         """From ``[rows, length, hidden]`` to the same shape."""
-        if not isinstance(mask, PagedMask):
+        if not isinstance(mask, PagedMask) and not is_recording():
             original: mx.array = super().__call__(x, mask, cache)
             return original
         rows, length, _ = x.shape
@@ -28,9 +32,12 @@ class CappedAttention(gemma2.Attention):  # type: ignore[misc]
             self.rope(heads(project(x)), offset=cache.offset)
             for project in (self.q_proj, self.k_proj)
         )
-        keys, _ = cache.update_and_fetch(keys, heads(self.v_proj(x)))
-        scoring = Scoring(self.scale, mask.window, softcap=self.attn_logit_softcapping)
-        mixed = mask.step.attend(queries, keys, cache, scoring)
+        keys, values = cache.update_and_fetch(keys, heads(self.v_proj(x)))
+        softcap = self.attn_logit_softcapping
+        mixed = record(Attention(None, self.scale, softcap), [queries, keys, values], queries.shape)
+        if mixed is None:
+            scoring = Scoring(self.scale, mask.window, softcap=softcap)
+            mixed = mask.step.attend(queries, keys, cache, scoring)
         output: mx.array = self.o_proj(mixed.swapaxes(1, 2).reshape(rows, length, -1))
         return output
 

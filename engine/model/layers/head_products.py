@@ -7,10 +7,18 @@ which read a matrix every time. With the heads first there is one product for ea
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 from mlx_lm.models.mla import MultiLinear, QuantizedMultiLinear
+
+from chairlift.engine.model.recorder import record
+
+
+class HeadProduct(NamedTuple):
+    """A ``HostCall``: ``[rows, heads, 1, inputs]`` by the matrices of a layer, transposed."""
+
+    layer: Any
 
 
 def install(model: Any) -> None:
@@ -26,6 +34,10 @@ class _HeadsFirst:
 
     def __call__(self, x: mx.array, transpose: bool = True) -> mx.array:
         """``[rows, heads, length, inputs]`` → ``[rows, heads, length, outputs]``."""
+        if transpose and x.ndim == 4 and x.shape[2] == 1:
+            shape = *x.shape[:3], self.weight.shape[1]  # type: ignore[attr-defined]
+            if (stand_in := record(HeadProduct(self), [x], shape)) is not None:
+                return stand_in
         packed = x.ndim == 4 and x.shape[0] > 1 and x.shape[2] == 1
         call: Any = super().__call__  # type: ignore[misc]
         result: mx.array = call(x.swapaxes(0, 2) if packed else x, transpose)

@@ -70,20 +70,26 @@ def test_each_token_attends_to_its_own_row_up_to_itself(
     group=st.integers(1, 5),
     spread=st.sampled_from([0.1, 3.0, 60.0]),
     has_sinks=st.booleans(),
+    softcap=st.sampled_from([None, 1.0, 50.0]),
 )
 @settings(max_examples=60, deadline=None)
 def test_columns_begin_anywhere_in_the_buffer_and_wrap(
-    rows: list[tuple[int, int, int]], group: int, spread: float, has_sinks: bool
+    rows: list[tuple[int, int, int]],
+    group: int,
+    spread: float,
+    has_sinks: bool,
+    softcap: float | None,
 ) -> None:
     counts, begun = [n for n, _, _ in rows], [n for _, n, _ in rows]
     queries, keys, values = _random(counts, begun, 2, group, 1, spread)
     sinks = np.linspace(-2, 9, 2 * group, dtype=np.float32) if has_sinks else None
-    exact = _exact(queries, keys, values, counts, begun, 0.125, sinks)
+    exact = _exact(queries, keys, values, counts, begun, 0.125, sinks, softcap)
     starts = [start % keys.shape[2] for _, _, start in rows]
     for buffer in (keys, values):
         for row, start in enumerate(starts):
             buffer[row] = np.roll(buffer[row], start, axis=1)
-    result = row_attention.attend(queries, keys, values, counts, begun, 0.125, starts, sinks)
+    more = starts, sinks, softcap
+    result = row_attention.attend(queries, keys, values, counts, begun, 0.125, *more)
     assert np.allclose(result, exact, rtol=1e-4, atol=2e-5 * max(1.0, spread))
 
 
@@ -97,6 +103,43 @@ def test_a_token_does_not_depend_on_those_beside_it(count: int, begun: int, grou
         one = queries[token : token + 1]
         alone = row_attention.attend(one, keys, values, [1, 0], [begun + token, 0], 0.125)
         assert np.array_equal(alone[0], together[token])
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 300)), min_size=1, max_size=4),
+    heads=st.sampled_from([1, 5, MAX_QUERIES, 2 * MAX_QUERIES]),
+    widths=st.tuples(st.integers(1, 2), st.integers(1, 3)),
+    spread=st.sampled_from([0.1, 3.0]),
+    threads=st.integers(1, 4),
+)
+@settings(max_examples=40, deadline=None)
+def test_values_may_be_a_part_of_the_keys(
+    rows: list[tuple[int, int]], heads: int, widths: tuple[int, int], spread: float, threads: int
+) -> None:
+    """In multi-head latent attention, where all queries share a key head."""
+    counts, begun = [n for n, _ in rows], [n for _, n in rows]
+    queries, both, _ = _random(counts, begun, 1, heads, sum(widths), spread)
+    keys, latents = np.split(both, [both.shape[3] * widths[0] // sum(widths)], axis=3)
+    exact = _exact(queries, both, latents, counts, begun, 0.125)
+    shared.set(threads)
+    stored = row_attention.of_latents(heads, latents, keys, len(rows))
+    assert row_attention.supports(queries, *stored)
+    result = row_attention.attend(queries, *stored, counts, begun, 0.125)
+    assert np.allclose(result, exact, rtol=1e-4, atol=2e-5 * max(1.0, spread))
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 300)), min_size=1, max_size=4),
+    blocks=st.integers(1, 3),
+)
+@settings(max_examples=20, deadline=None)
+def test_values_may_have_another_size(rows: list[tuple[int, int]], blocks: int) -> None:
+    counts, begun = [n for n, _ in rows], [n for _, n in rows]
+    queries, keys, _ = _random(counts, begun, 2, 3, 2, 1.0)
+    _, _, values = _random(counts, begun, 2, 3, blocks, 1.0)
+    exact = _exact(queries, keys, values, counts, begun, 0.125)
+    result = row_attention.attend(queries, keys, values, counts, begun, 0.125)
+    assert np.allclose(result, exact, rtol=1e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf])
@@ -117,7 +160,9 @@ def test_supported_forms() -> None:
     assert row_attention.supports(queries, keys.astype(np.float16), values.astype(np.float16))
     assert row_attention.reads_half()
     assert not row_attention.supports(queries[..., 1:], keys[..., 1:], values[..., 1:])
-    assert not row_attention.supports(queries, keys, values[..., : kernel.outputs])
+    assert row_attention.supports(queries, keys, values[..., : kernel.outputs])
+    assert not row_attention.supports(queries, keys, values[..., : kernel.outputs - 1])
+    assert not row_attention.supports(queries, keys[..., : kernel.outputs], values)
     assert not row_attention.supports(queries, keys.astype(np.float16), values)
     assert not row_attention.supports(queries, keys, np.asfortranarray(values))
     assert not row_attention.supports(queries[:, :8], keys, values)
@@ -150,8 +195,9 @@ def _exact(
     begun: list[int],
     scale: float,
     sinks: Floats | None = None,
+    softcap: float | None = None,
 ) -> np.ndarray:
-    result = np.empty(queries.shape)
+    result = np.empty((*queries.shape[:2], values.shape[3]))
     group = queries.shape[1] // keys.shape[1]
     token = 0
     for row, (count, old) in enumerate(zip(counts, begun, strict=True)):
@@ -159,6 +205,8 @@ def _exact(
             for head in range(queries.shape[1]):
                 own = row, head // group, slice(0, seen)
                 scores = scale * (keys[own].astype(np.float64) @ queries[token, head])
+                if softcap is not None:
+                    scores = softcap * np.tanh(scores / softcap)
                 others = [] if sinks is None else [float(sinks[head])]
                 largest = max(scores.max(), *others) if others else scores.max()
                 weights = np.exp(scores - largest)

@@ -28,7 +28,10 @@ from chairlift.engine.cpu.compiled.llvm.softmax import splat
 OUTER = 3
 ENDINGS = ("lines", "left", "right")
 BINARY = ("add", "subtract", "multiply", "divide", "maximum", "minimum")
-UNARY = ("copy", "negative", "absolute", "square", "root", "inverse_root", "sigmoid")
+UNARY = (
+    *("copy", "negative", "absolute", "square", "cube", "root", "inverse_root", "sigmoid"),
+    "tanh",
+)
 
 
 class Maps(NamedTuple):
@@ -61,6 +64,7 @@ def _source(lanes: int) -> str:
         f"declare float @llvm.vector.reduce.fadd.v{lanes}f32(float, {vector})",
         softmax.exponential(lanes),
         sigmoid(lanes),
+        softmax.tangent(lanes),
         *(_defined(name, lines, lanes) for name, lines in _operations(lanes).items()),
     ]
     parts += [_unary(name, lanes) for name in UNARY]
@@ -77,12 +81,14 @@ def _operations(lanes: int) -> dict[str, list[str]]:
         "negative": [f"%r = fneg {vector} %a"],
         "absolute": [f"%r = call {vector} @llvm.fabs.v{lanes}f32({vector} %a)"],
         "square": [f"%r = fmul {vector} %a, %a"],
+        "cube": [f"%squared = fmul {vector} %a, %a", f"%r = fmul {vector} %squared, %a"],
         "root": [f"%r = call {vector} @llvm.sqrt.v{lanes}f32({vector} %a)"],
         "inverse_root": [
             f"%root = call {vector} @llvm.sqrt.v{lanes}f32({vector} %a)",
             f"%r = fdiv {vector} {splat(1.0, lanes)}, %root",
         ],
         "sigmoid": [f"%r = call {vector} @sigmoid({vector} %a)"],
+        "tanh": [f"%r = call {vector} @tangent({vector} %a)"],
         "add": [f"%r = fadd {vector} %a, %b"],
         "subtract": [f"%r = fsub {vector} %a, %b"],
         "multiply": [f"%r = fmul {vector} %a, %b"],

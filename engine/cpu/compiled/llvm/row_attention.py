@@ -12,11 +12,15 @@ at the same columns for all tokens, and a column that a token does not see has t
 
 Arguments: the addresses of the queries ``[tokens, heads, dim]``, already multiplied by the scale,
 of keys and values ``[rows, key heads, columns, dim]`` (float32, or with ``rows_half`` float16), of
-the result ``[tokens, heads, width]``, of the tiles and of the sinks ``[heads]`` (0: none); the
-numbers of heads and key heads, ``dim``, ``width``, and the columns of a row; then, for keys and for
-values, the numbers from one row, one head and one column to the next. A tile is five integers: its
-first token, how many tokens, their row, the columns that the first of them sees, and the first of
-these columns. Behind the last column of a row, its first one follows.
+the result ``[tokens, heads, width]``, of the tiles, of the sinks ``[heads]`` (0: none) and of the
+number that caps the scores (0: none); the numbers of heads and key heads, ``dim``, ``width``, and
+the columns of a row; then, for keys and for values, the numbers from one row, one head and one
+column to the next; then ``latent``, 0 or ``width``. A tile is five integers: its first token, how
+many tokens, their row, the columns that the first of them sees, and the first of these columns.
+Behind the last column of a row, its first one follows.
+
+With ``latent``, the values are a further part of the keys: a query has ``dim`` numbers for a key
+and, behind them, ``width`` for a value.
 """
 
 from __future__ import annotations
@@ -25,9 +29,11 @@ from chairlift.engine.cpu.compiled.llvm.attention import WIDE
 from chairlift.engine.cpu.compiled.llvm.jobs import shared
 from chairlift.engine.cpu.compiled.llvm.softmax import (
     LEAST,
+    capping,
     exponential,
     number,
     softmax,
+    tangent,
     transpose,
 )
 
@@ -41,14 +47,16 @@ TILE = 5
 _BLOCK = 128
 
 _ARGUMENTS = (
-    "ptr %q, ptr %keys, ptr %values, ptr %out, ptr %tiles, ptr %sinks, i64 %heads, i64 %key_heads, "
-    "i64 %dim, i64 %width, i64 %ring, i64 %kr, i64 %kh, i64 %kc, i64 %vr, i64 %vh, i64 %vc"
+    "ptr %q, ptr %keys, ptr %values, ptr %out, ptr %tiles, ptr %sinks, ptr %cap, "
+    "i64 %heads, i64 %key_heads, i64 %dim, i64 %width, i64 %ring, i64 %kr, i64 %kh, i64 %kc, "
+    "i64 %vr, i64 %vh, i64 %vc, i64 %latent"
 )
 
 
 def source(lanes: int, most: int) -> str:
     """Both functions, for registers of ``lanes`` numbers and up to ``most`` sums each."""
-    parts = ["declare i64 @llvm.umin.i64(i64, i64)", exponential(lanes), softmax(lanes)]
+    parts = ["declare i64 @llvm.umin.i64(i64, i64)", exponential(lanes), tangent(lanes)]
+    parts += [capping(lanes), softmax(lanes)]
     parts += ["declare i64 @llvm.smax.i64(i64, i64)"]
     parts += ["declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)"]
     for kind, function in _FUNCTIONS.items():
@@ -113,6 +121,7 @@ entry:
   %start_at = getelementptr i64, ptr %tile, i64 4
   %start = load i64, ptr %start_at, align 8
   %has_sinks = icmp ne ptr %sinks, null
+  %has_cap = icmp ne ptr %cap, null
   %more_seen = add i64 %seen, %tokens
   %columns = sub i64 %more_seen, 1
   %group = udiv i64 %heads, %key_heads
@@ -125,18 +134,22 @@ entry:
   %vho = mul i64 %head, %vh
   %vo = add i64 %vro, %vho
   %v = getelementptr {kind}, ptr %values, i64 %vo
-  %q_size = mul i64 %queries, %dim
+  %line_size = add i64 %dim, %latent
+  %is_latent = icmp ne i64 %latent, 0
+  %q_size = mul i64 %queries, %line_size
   %own = alloca float, i64 %q_size, align 64
   %s_size = mul i64 %queries, {_BLOCK}
   %scores = alloca float, i64 %s_size, align 64
   %m_size = mul i64 %queries, %width
   %mixed = alloca float, i64 %m_size, align 64
-  %t_size = mul i64 %dim, {panel}
+  %t_size = mul i64 %line_size, {panel}
   %transposed = alloca float, i64 %t_size, align 64
+  %key_size = mul i64 %dim, {panel}
+  %transposed_values = getelementptr float, ptr %transposed, i64 %key_size
   %highest = alloca float, i64 %queries, align 64
   %sums = alloca float, i64 %queries, align 64
   %first_head = mul i64 %head, %group
-  %group_dim = mul i64 %group, %dim
+  %group_dim = mul i64 %group, %line_size
   %group_bytes = mul i64 %group_dim, 4
   br label %copy
 copy:
@@ -144,7 +157,7 @@ copy:
   %token = add i64 %first, %t
   %line = mul i64 %token, %heads
   %query = add i64 %line, %first_head
-  %from_o = mul i64 %query, %dim
+  %from_o = mul i64 %query, %line_size
   %from = getelementptr float, ptr %q, i64 %from_o
   %to_o = mul i64 %t, %group_dim
   %to = getelementptr float, ptr %own, i64 %to_o
@@ -185,7 +198,7 @@ block:
   %kb = getelementptr {kind}, ptr %k, i64 %bo
   br label %panel
 panel:
-  %p = phi i64 [0, %block], [%p_next, %panel]
+  %p = phi i64 [0, %block], [%p_next, %score]
   %po = mul i64 %p, %kc
   %kp = getelementptr {kind}, ptr %kb, i64 %po
   %wide = sub i64 %count, %p
@@ -194,13 +207,19 @@ panel:
   %v_column = add i64 %at, %p
   %v_fo = mul i64 %v_column, %vc
   %v_fetched = getelementptr {kind}, ptr %v, i64 %v_fo
-  call void @products_scores_{kind}(ptr %transposed, ptr %own, ptr %sp, i64 %queries, i64 %dim,
-      i64 %dim, i64 {_BLOCK}, i64 {panel}, i1 1, ptr %v_fetched)
+  br i1 %is_latent, label %share, label %score
+share:
+  call void @transpose_{kind}(ptr %v_fetched, ptr %transposed_values, i64 %latent, i64 %vc,
+                              i64 %wide)
+  br label %score
+score:
+  call void @products_scores_{kind}(ptr %transposed, ptr %own, ptr %sp, i64 %queries,
+      i64 %line_size, i64 %line_size, i64 {_BLOCK}, i64 {panel}, i1 1, ptr %v_fetched)
   %p_next = add i64 %p, {panel}
   %p_more = icmp ult i64 %p_next, %count
   br i1 %p_more, label %panel, label %weigh
 weigh:
-  %n = phi i64 [0, %panel], [%n_next, %weigh]
+  %n = phi i64 [0, %score], [%n_next, %bounded]
   %n_token = udiv i64 %n, %group
   %n_seen = add i64 %seen, %n_token
   %n_left = sub i64 %n_seen, %b
@@ -212,6 +231,12 @@ weigh:
   %n_mixed = getelementptr float, ptr %mixed, i64 %n_mo
   %n_limit = call i64 @llvm.smax.i64(i64 %n_left, i64 0)
   %n_visible = call i64 @llvm.umin.i64(i64 %n_limit, i64 %count)
+  br i1 %has_cap, label %bound, label %bounded
+bound:
+  %cap_number = load float, ptr %cap, align 4
+  call void @bound(ptr %n_s, i64 %count, float %cap_number)
+  br label %bounded
+bounded:
   call void @softmax(ptr %n_s, i64 %n_visible, i64 %count, ptr %n_high, ptr %n_sum, ptr %n_mixed,
                      i64 %width)
   %n_next = add i64 %n, 1

@@ -1,4 +1,6 @@
-"""Parts of ``llvm.row_attention``: e to the power of numbers, transposition, and softmax."""
+"""Parts of ``llvm.row_attention``: e to the power of numbers, hyperbolic tangents, transposition,
+capped scores, and softmax.
+"""
 
 from __future__ import annotations
 
@@ -133,6 +135,51 @@ def loaded(name: str, lanes: int, stored: str, address: str) -> list[str]:
         f"{name}.half = load <{lanes} x half>, ptr {address}, align 2",
         f"{name} = fpext <{lanes} x half> {name}.half to <{lanes} x float>",
     ]
+
+
+def tangent(lanes: int) -> str:
+    """The hyperbolic tangent, by the power of a number that is at most 0; NaN stays NaN."""
+    vector = f"<{lanes} x float>"
+    one, copysign = splat(1.0, lanes), f"call {vector} @llvm.copysign.v{lanes}f32"
+    return f"""
+declare {vector} @llvm.copysign.v{lanes}f32({vector}, {vector})
+define internal {vector} @tangent({vector} %x) alwaysinline {{
+  %exponent = fmul {vector} %x, {splat(-2.0, lanes)}
+  %below = {copysign}({vector} %exponent, {vector} {splat(-1.0, lanes)})
+  %power = call {vector} @exponential({vector} %below)
+  %less = fsub {vector} {one}, %power
+  %more = fadd {vector} {one}, %power
+  %share = fdiv {vector} %less, %more
+  %signed = {copysign}({vector} %share, {vector} %x)
+  ret {vector} %signed
+}}
+"""
+
+
+def capping(lanes: int) -> str:
+    """A function that bounds a query's scores of a block: ``cap * tanh(score / cap)``."""
+    vector, integers = f"<{lanes} x float>", f"<{lanes} x i32>"
+    return f"""
+define internal void @bound(ptr %s, i64 %count, float %cap) {{
+entry:
+  %cap0 = insertelement {vector} poison, float %cap, i32 0
+  %caps = shufflevector {vector} %cap0, {vector} poison, {integers} zeroinitializer
+  br label %loop
+loop:
+  %j = phi i64 [0, %entry], [%j_next, %loop]
+  %at = getelementptr float, ptr %s, i64 %j
+  %score = load {vector}, ptr %at, align 4
+  %share = fdiv {vector} %score, %caps
+  %part = call {vector} @tangent({vector} %share)
+  %bounded = fmul {vector} %part, %caps
+  store {vector} %bounded, ptr %at, align 4
+  %j_next = add i64 %j, {lanes}
+  %j_more = icmp ult i64 %j_next, %count
+  br i1 %j_more, label %loop, label %end
+end:
+  ret void
+}}
+"""
 
 
 def softmax(lanes: int) -> str:

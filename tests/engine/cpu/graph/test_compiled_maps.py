@@ -27,9 +27,11 @@ REFERENCES: dict[str, Any] = {
     "negative": np.negative,
     "absolute": np.abs,
     "square": np.square,
+    "cube": lambda x: x.astype(np.float64) ** 3,
     "root": np.sqrt,
     "inverse_root": lambda x: 1 / np.sqrt(x),
     "sigmoid": lambda x: 1 / (1 + np.exp(-x.astype(np.float64))),
+    "tanh": np.tanh,
 }
 
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx.nn.layers.activations import gelu_approx
+from mlx.nn.layers.positional_encoding import RoPE
 
 from chairlift.engine.cpu.graph.graph import Form, NoGraphError
 from chairlift.engine.cpu.graph.host_operations import lower_call
 from chairlift.engine.cpu.graph.lowering import LayerCall, Lowering
 from chairlift.engine.cpu.graph.trace import trace
+from chairlift.engine.cpu.kernels import SharedRope
 
 WIDTH = 48
 FORM = Form(["x", "mask", "cache"], WIDTH)
@@ -25,6 +29,12 @@ mx.eval(WEIGHT, VECTOR)
 
 def _picked(x: mx.array, places: mx.array) -> mx.array:
     return mx.take_along_axis(x, places, axis=-1)
+
+
+def _with_a_slice(x: mx.array) -> mx.array:
+    result = x * 2
+    result[..., 8:] = result[..., 8:] + x[..., :1]
+    return result
 
 
 def _norm(x: mx.array) -> mx.array:
@@ -57,7 +67,9 @@ OPERATIONS: dict[str, Function] = {
     "logaddexp": lambda x: mx.logaddexp(x, VECTOR),
     "maximum and minimum": lambda x: mx.minimum(mx.maximum(x, -0.5), VECTOR),
     "partition": lambda x: x - mx.partition(x, 5, axis=-1)[..., 5:6],
-    "power": lambda x: mx.abs(x) ** 1.5,
+    "power": lambda x: mx.abs(x) ** 1.5 + mx.power(x.abs(), VECTOR) + mx.power(2.0, x),
+    "square and cube": lambda x: x**2 + x**3,
+    "gelu": gelu_approx,
     "put": lambda x: mx.put_along_axis(x, mx.array([[[3, 5]]] * len(x)), mx.array(0.25), axis=-1),
     "sum": lambda x: x / x.abs().sum(axis=-1, keepdims=True),
     "sums of other axes": lambda x: _tiled(x.reshape(*x.shape[:2], 4, 12).sum(axis=2)),
@@ -65,6 +77,11 @@ OPERATIONS: dict[str, Function] = {
     "the largest and least": lambda x: x - x.max(axis=-1, keepdims=True) * x.min(keepdims=True),
     "product": lambda x: x + mx.prod(x[..., :3], axis=-1, keepdims=True),
     "sigmoid": mx.sigmoid,
+    "one of an axis": lambda x: x[-1] + x[:, 0] * 2,
+    "lines at places": lambda x: x + WEIGHT[mx.argmax(x, axis=-1).astype(mx.int32) - 3],
+    "numbers at places": lambda x: VECTOR[mx.argsort(x, axis=-1)],
+    "a slice that changes": lambda x: x.at[..., 3:9].add(1).at[..., ::7].maximum(VECTOR[0]),
+    "a slice that is replaced": _with_a_slice,
     "softmax": lambda x: mx.softmax(x, axis=-1, precise=True),
     "split": lambda x: mx.concatenate(mx.split(x, [7, 20], axis=-1)[::-1], axis=-1),
     "square root": lambda x: mx.sqrt(x.abs()) + mx.rsqrt(x.square() + 1),
@@ -113,7 +130,7 @@ def test_steps_compute_what_mlx_does(name: str, tokens: int) -> None:
         for step in lowered.steps:
             step(LayerCall(None, None, None))
         np.testing.assert_allclose(
-            lowered.result, np.array(function(x)), rtol=2e-5, atol=2e-6, err_msg=name
+            lowered.results[0], np.array(function(x)), rtol=2e-5, atol=2e-6, err_msg=name
         )
 
 
@@ -126,7 +143,36 @@ def test_positions_are_an_input() -> None:
     lowered.x[...], lowered.offset[...] = 1, [0, 5]
     for step in lowered.steps:
         step(LayerCall(None, None, None))
-    np.testing.assert_allclose(lowered.result[:, 0, 0], np.cos([0, 5]), rtol=1e-6)
+    [result] = lowered.results
+    assert result is not None
+    np.testing.assert_allclose(result[:, 0, 0], np.cos([0, 5]), rtol=1e-6)
+
+
+def test_rotation_by_other_positions_has_no_steps() -> None:
+    rope = SharedRope(RoPE(WIDTH), {})
+
+    def layer(x: mx.array, mask: Any, cache: Any, shift: int) -> mx.array:
+        return rope(x[:, None], offset=cache.offset + shift)[:, 0]
+
+    with pytest.raises(NoGraphError):
+        Lowering(trace(partial(layer, shift=1), 2, FORM), lower_call).lowered()
+
+
+def test_several_results() -> None:
+    def layer(x: mx.array, mask: Any, cache: Any) -> Any:
+        return x[..., :8] * 2, None, x.sum(axis=-1)
+
+    lowered = Lowering(trace(layer, 3, FORM), lower_call).lowered()
+    x = mx.random.normal((3, 1, WIDTH), key=mx.random.key(0))
+    lowered.x[...] = np.array(x)
+    for step in lowered.steps:
+        step(LayerCall(None, None, None))
+    one, none, other = lowered.results
+    assert lowered.returns_tuple
+    assert none is None
+    for ours, theirs in ((one, x[..., :8] * 2), (other, x.sum(axis=-1))):
+        assert ours is not None
+        np.testing.assert_allclose(ours, np.array(theirs), rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize(
@@ -134,8 +180,8 @@ def test_positions_are_an_input() -> None:
     [
         lambda x: mx.cumsum(x, axis=-1),  # no operation
         lambda x: x.astype(mx.bfloat16).astype(mx.float32),  # no type
-        lambda x: x[..., :8],  # another form
-        lambda x: (x, x),
+        lambda x: mx.ones((4, 4))[x.astype(mx.int32), x.astype(mx.int32)],  # places of two axes
+        lambda x: [x],
         lambda x: x * float(x.sum().item()),  # evaluates
     ],
 )
@@ -155,4 +201,6 @@ def test_tracing_leaves_mlx_as_it_was() -> None:
 
     graph = trace(layer, 2, FORM)
     assert mx.contiguous is before
-    assert graph.result.shape == (2, 1, WIDTH)
+    [result] = graph.results
+    assert result is not None
+    assert result.shape == (2, 1, WIDTH)
