@@ -6,6 +6,7 @@ import ctypes
 import os
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 _CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 # From glibc's malloc.h.
@@ -23,11 +24,32 @@ def share_one_core(number: int) -> None:
     preemption, the other thread runs once all operations of a step are there.
     A step takes a quarter of the time, and a fifth of the CPU time.
 
+    The core is one that few of the other processes with tests have chosen: with fixed cores, two of
+    them shared one at times while the other had none.
+
     Args:
-        number: of this process, so that processes use different cores.
+        number: of this process, so that processes that begin together use different cores.
     """
     if _CORES:
-        _place({_CORES[number % len(_CORES)]}, os.SCHED_BATCH)
+        taken, current = _chosen_cores(), os.sched_getaffinity(0)
+        ring = [_CORES[(number + step) % len(_CORES)] for step in range(len(_CORES))]
+        core = min(ring, key=lambda core: (taken.count(core), current != {core}))
+        _place({core}, os.SCHED_BATCH)
+
+
+def _chosen_cores() -> list[int]:
+    """The cores of the other processes with tests that use only one."""
+    parent, cores = os.getppid(), list[int]()
+    try:
+        processes = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    except OSError:
+        return []
+    for process in map(int, processes):
+        with suppress(ProcessLookupError):  # it has ended
+            allowed = os.sched_getaffinity(process)
+            if process != os.getpid() and len(allowed) == 1:
+                cores += allowed
+    return cores
 
 
 def share_all_cores() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 from collections.abc import AsyncIterator, Iterator
@@ -44,6 +45,7 @@ def _marked(value: Any) -> Iterator[Any]:
             yield from ([*value[:index], marked, *value[index + 1 :]] for marked in _marked(inner))
 
 
+@functools.cache
 def _requests() -> list[tuple[str, Any]]:
     """Bodies with MARK in each place, by the path that they are posted to."""
     bodies = [("/v1/chat/completions", {**CHAT, **body}) for body in CHAT_BODIES]
@@ -54,9 +56,6 @@ def _requests() -> list[tuple[str, Any]]:
     ):
         bodies += [(path, {**base, **case.context, **case.body}) for case in cases]
     return [(path, marked) for path, body in bodies for marked in _marked(body)]
-
-
-REQUESTS = _requests()
 
 
 @pytest_asyncio.fixture
@@ -73,7 +72,7 @@ async def test_no_reason_has_a_clients_text(
     caplog.set_level("INFO", "chairlift.api.observe.access")
     refused = 0
     # Every sixteenth of them, so that the test is short; the parts differ.
-    for path, body in REQUESTS[part * 5 :: 16]:
+    for path, body in _requests()[part * 5 :: 16]:
         caplog.clear()
         async with server.http.post(server.url + path, json=body) as response:
             status = response.status

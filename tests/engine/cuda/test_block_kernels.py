@@ -224,7 +224,7 @@ def test_few_pairs_are_in_any_order(counts: list[int], each: int, form: Quantize
     length=st.integers(1, 7),
     backwards=st.booleans(),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=18, deadline=None)
 def test_any_sorted_tokens(
     form: Quantized,
     dtype: mx.Dtype,
@@ -253,7 +253,7 @@ def test_any_sorted_tokens(
     length=st.integers(1, 7),
     backwards=st.booleans(),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=18, deadline=None)
 def test_any_few_tokens(
     form: Quantized,
     dtype: mx.Dtype,

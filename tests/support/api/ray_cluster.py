@@ -113,11 +113,11 @@ def until(condition: Callable[[], object], cluster: RayCluster) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends Ray with SIGTERM, then all that it has left with SIGKILL."""
+    """Ends Ray with SIGTERM, then all that it has left, which is much, with SIGKILL."""
     members = procfs.tree(process.pid)
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
-        process.wait(5)
+        process.wait(1)
     for pid in members:
         if not ended(pid):
             with suppress(ProcessLookupError):
