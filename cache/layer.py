@@ -23,7 +23,7 @@ class Shared:
     """Arrays that all layers of a kind share in a step, made at first use.
 
     Attributes:
-        masks: masks by the arguments of ``make_mask``.
+        masks: by the arguments of ``make_mask``.
         places: rows ``[rows, 1]`` and columns ``[rows, new]`` of the step's new tokens.
         visible: the columns that attention reads; see ``Ring.visible``.
         written: the rows and columns of the step's new tokens, for NumPy.
@@ -167,8 +167,7 @@ class LayerCache:
         if self.shared.written is None:
             taken, cursors = np.array(counts, np.intp), np.array(ring.cursors, np.intp)
             rows = np.repeat(np.arange(len(counts), dtype=np.intp), taken)
-            # The column of each row's first token, less that token's number in the step.
-            firsts = cursors - (np.cumsum(taken) - taken)
+            firsts = cursors - (np.cumsum(taken) - taken)  # a row's column, less its token's number
             columns = firsts[rows] + np.arange(len(rows), dtype=np.intp)
             self.shared.written = rows, columns % ring.columns
         self._fetched, self._step = None, (len(counts), max(counts))
@@ -176,14 +175,9 @@ class LayerCache:
 
     def seen(self, mask: Mask, counts: Sequence[int]) -> list[tuple[int, int]] | None:
         """See ``Ring.seen``; None if the model's ``mask`` shows tokens anything else."""
-        columns, windows = max(counts), (None, self.ring.window)
-        is_own = any(
-            mask is self.make_mask(columns, window, as_array)
-            for as_array in (False, True)
-            for window in windows
-            if not as_array or isinstance(mask, mx.array)
-        )
-        return self.ring.seen(counts) if is_own else None
+        kinds = {False, isinstance(mask, mx.array)}
+        own = (self.make_mask(max(counts), w, a) for w in (None, self.ring.window) for a in kinds)
+        return self.ring.seen(counts) if any(mask is each for each in own) else None
 
     def _fetch(self, rows: int, step: int) -> tuple[mx.array, mx.array]:
         """The columns for attention to read, once a step's new tokens are written."""

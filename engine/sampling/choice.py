@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chairlift.engine.cpu.compiled import compiled_sampling
-from chairlift.engine.cpu.compiled.llvm.sampling import PARTS
+from chairlift.engine.cpu.compiled.llvm.sampling.choice import PARTS
 from chairlift.engine.cpu.gemm import Floats
 from chairlift.engine.cuda.sampling import DTYPES, MAX_VOCABULARY, Draws, sample
 from chairlift.engine.messages import SamplingParams

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from chairlift.engine.cpu.compiled.llvm.random import BELOW_ONE, MIN_TIME
-from chairlift.engine.cpu.compiled.llvm.sampling import PARTS
+from chairlift.engine.cpu.compiled.llvm.sampling.choice import PARTS
+from chairlift.engine.cpu.compiled.llvm.sampling.random import BELOW_ONE, MIN_TIME
 
 
 def uniform_numbers(keys: mx.array, vocabulary: int) -> mx.array:

@@ -65,10 +65,10 @@ class Drawing:
     @cached_property
     def filters(self) -> tuple[mx.array | None, mx.array | None, mx.array | None]:
         """top_k, top_p and min_p, ``[rows, 1]`` each; None if no row has that filter."""
-        off = (0.0, 1.0, 0.0)
+        # NOTE: iterating over an array of the device evaluates it.
         top_k, top_p, min_p = (
-            None if np.all(host == none) else column[:, None]
-            for host, column, none in zip(self.host_options[1:], self.options[1:], off, strict=True)
+            None if np.all(self.host_options[kind] == off) else self.options[kind][:, None]
+            for kind, off in ((1, 0.0), (2, 1.0), (3, 0.0))
         )
         return top_k, top_p, min_p
 

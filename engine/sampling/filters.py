@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import mlx.core as mx
 
-from chairlift.engine.cpu.compiled.llvm.sampling import SMALLEST
+from chairlift.engine.cpu.compiled.llvm.sampling.choice import SMALLEST
 from chairlift.engine.sampling.top import largest
 
 # The bits of non-negative floats, read as integers, have the order of the floats, so the search

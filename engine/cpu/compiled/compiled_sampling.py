@@ -1,4 +1,4 @@
-"""Choices of tokens from logits, by ``llvm.sampling``: parts of lines are shared by all threads.
+"""Choices of tokens from logits, by ``llvm.sampling.choice``; all threads share the lines' parts.
 
 Lines are float32 and contiguous. Only to be called if ``available``.
 """
@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chairlift.engine.cpu.compiled.jobs import MIN_SHARED, run_shared
-from chairlift.engine.cpu.compiled.llvm import sampling
 from chairlift.engine.cpu.compiled.llvm.host_compiler import Function
-from chairlift.engine.cpu.compiled.llvm.sampling import PARTS
+from chairlift.engine.cpu.compiled.llvm.sampling import choice
+from chairlift.engine.cpu.compiled.llvm.sampling.choice import PARTS
 from chairlift.engine.cpu.gemm import Floats
 
 Doubles = NDArray[np.float64]
@@ -22,7 +22,7 @@ Integers = NDArray[np.int64]
 
 def available() -> bool:
     """Whether there is a kernel for this CPU."""
-    return sampling.compiled() is not None
+    return choice.compiled() is not None
 
 
 def part_length(numbers: int) -> int:
@@ -119,8 +119,8 @@ def uniform_numbers(keys: NDArray[np.uint32], count: int) -> Floats:
     return numbers
 
 
-def _kernel() -> sampling.SamplingKernel:
-    kernel = sampling.compiled()
+def _kernel() -> choice.SamplingKernel:
+    kernel = choice.compiled()
     assert kernel is not None
     return kernel
 

@@ -12,7 +12,7 @@ from chairlift.engine.cpu.compiled.compiled_sampling import (
     part_length,
     uniform_numbers,
 )
-from chairlift.engine.cpu.compiled.llvm.random import BELOW_ONE
+from chairlift.engine.cpu.compiled.llvm.sampling.random import BELOW_ONE
 from chairlift.engine.cpu.gemm import Floats
 from chairlift.engine.cpu.views import Scratch
 from chairlift.engine.sampling.host.filters import threshold

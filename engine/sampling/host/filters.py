@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from chairlift.engine.cpu.compiled.llvm.sampling import SMALLEST
+from chairlift.engine.cpu.compiled.llvm.sampling.choice import SMALLEST
 from chairlift.engine.cpu.gemm import Floats
 
 _BLOCK = 64

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chairlift.engine.cpu.compiled import compiled_sampling
-from chairlift.engine.cpu.compiled.llvm.sampling import PARTS, SMALLEST
+from chairlift.engine.cpu.compiled.llvm.sampling.choice import PARTS, SMALLEST
 
 pytestmark = pytest.mark.skipif(
     not compiled_sampling.available(), reason="there are no compiled functions for this CPU"

@@ -20,10 +20,11 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
-from chairlift.engine.cpu.compiled.llvm import kernel, random
+from chairlift.engine.cpu.compiled.llvm import kernel
 from chairlift.engine.cpu.compiled.llvm.host_compiler import Function, host_compiler
 from chairlift.engine.cpu.compiled.llvm.jobs import shared
-from chairlift.engine.cpu.compiled.llvm.line_loop import (
+from chairlift.engine.cpu.compiled.llvm.sampling import random
+from chairlift.engine.cpu.compiled.llvm.sampling.line_loop import (
     DECLARED,
     FLAGS,
     FLOATS,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from chairlift.engine.cpu.compiled.llvm.jobs import shared
-from chairlift.engine.cpu.compiled.llvm.line_loop import (
+from chairlift.engine.cpu.compiled.llvm.sampling.line_loop import (
     FLAGS,
     FLOATS,
     INTEGERS,

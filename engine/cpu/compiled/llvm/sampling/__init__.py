@@ -1,0 +1,1 @@
+"""Choices of tokens, in LLVM's language."""
