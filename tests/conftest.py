@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from support.processes import keep_freed_memory, share_all_cores, share_one_core
-from support.rewriting import rewrite_share
 from xdist.scheduler import LoadFileScheduling
 
 from chairlift.engine.cpu.blas import load_fast_blas
@@ -49,11 +48,6 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if "not system" not in config.option.markexpr or not collection_path.match("test_*.py"):
         return None
     return bool(_SYSTEM.search(collection_path.read_text(encoding="utf-8"))) or None
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection(session: pytest.Session) -> None:
-    rewrite_share(session.config)
 
 
 @pytest.hookimpl(trylast=True)
