@@ -8,7 +8,7 @@ from chairlift.cache.pages.kernels import PageKernels
 from chairlift.engine.cpu import kernels
 from chairlift.engine.cpu.compiled import recurrent_layers
 from chairlift.engine.cpu.decoder import install as decoder
-from chairlift.engine.cpu.graph import layer as graph
+from chairlift.engine.cpu.graph import install as graph
 from chairlift.engine.cuda import attention as cuda_attention
 from chairlift.engine.cuda import block as cuda_block
 from chairlift.engine.cuda import experts, narrow_rope, quantized, skinny
