@@ -9,6 +9,7 @@ from collections.abc import Sequence as Seq
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+import numpy as np
 from llguidance import LLExecutor, LLMatcher
 from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par
 
@@ -21,6 +22,8 @@ from chairlift.engine.sampling.masks import Bits, allows, free
 from chairlift.scheduler.sequence import Sequence
 
 log = logging.getLogger(__name__)
+
+_NOTHING = "nothing may come next"
 
 
 @dataclass(slots=True, eq=False)
@@ -126,7 +129,10 @@ class Constraints:
             bits = free(1, self._vocabulary)
             if (matcher := row.constraint.matcher) is not None:
                 fill_next_token_bitmask(matcher, bits, 0)
-            mask = _completed(row.constraint, bits[0])
+            mask = bits[0]
+            _complete(row.constraint, mask)
+            if not mask.any():
+                raise GrammarError(_NOTHING)
             row.ahead.append(mask)
 
     def masks(self, rows: Seq[Sequence], drafts: Seq[Seq[int]] = ()) -> Bits:
@@ -205,10 +211,14 @@ class Constraints:
         self._fill(unfinished, bits)
         for row, mask in zip(unfinished, bits, strict=True):
             try:
-                row.mask = _completed(row.constraint, mask)
+                _complete(row.constraint, mask)
                 row.effort.check()
+                row.mask = mask
             except Exception as error:
                 row.error = error
+        for number in np.flatnonzero(~bits.any(axis=1)).tolist():
+            row = unfinished[number]
+            row.mask, row.error = None, row.error or GrammarError(_NOTHING)
         sound = all(row.error is None for row in unfinished)
         self._made = (unfinished, bits) if sound else ((), bits)
 
@@ -237,11 +247,8 @@ class Constraints:
                 rows[number].effort.suspect = True
 
 
-def _completed(constraint: Constraint, mask: Bits) -> Bits:
-    """The mask after checking the matcher and applying the thought."""
-    if constraint.matcher is not None:
-        check(constraint.matcher)
+def _complete(constraint: Constraint, mask: Bits) -> None:
+    """Checks the matcher that has filled a mask, and applies the thought to the mask."""
+    if (matcher := constraint.matcher) is not None:
+        check(matcher)
     constraint.apply_thought(mask)
-    if not mask.any():
-        raise GrammarError("nothing may come next")
-    return mask

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from chairlift.engine.cpu.compiled.llvm import dot, kernel, recurrence
+from chairlift.engine.cpu.compiled.llvm.host_compiler import inline_always
+from chairlift.engine.cpu.compiled.llvm.sampling import choice
 
 llvm = pytest.importorskip("llvmlite.binding")
 
@@ -35,6 +37,7 @@ def test_products_and_attention(
     code = _assembly(kernel._source(kernel.Registers(*registers)), triple, cpu)
     assert instruction in code, "float16 is converted in registers"
     code += _assembly(recurrence.source(registers[0]), triple, cpu)
+    code += _assembly(choice.source(), triple, cpu)
     assert not [name for name in LIBRARY if name in code]
 
 
@@ -54,5 +57,6 @@ def _assembly(source: str, triple: str, cpu: str) -> str:
     module.triple = triple
     module.verify()
     target = llvm.Target.from_triple(triple).create_target_machine(cpu=cpu, opt=3)
+    inline_always(module, target)
     code: str = target.emit_assembly(module)
     return code

@@ -68,7 +68,7 @@ class HostCompiler:
         llvm.initialize_native_asmprinter()
         self._cpu = {"cpu": llvm.get_host_cpu_name(), "features": host.flatten(), "opt": 3}
         version = f"{llvmlite.__version__} {llvm.llvm_version_info}"
-        self._name = f"{version} {llvm.get_default_triple()} {self._cpu}"
+        self._name = f"{version} {llvm.get_default_triple()} {self._cpu} inlined"
 
     def compile(self, source: str) -> CompiledModule:
         """The functions of ``source``; the code is kept for later processes."""
@@ -83,10 +83,20 @@ class HostCompiler:
     def _emit(self, source: str) -> bytes:
         import llvmlite.binding as llvm
 
-        module = llvm.parse_assembly(source)
+        module, target = llvm.parse_assembly(source), self._target()
         module.verify()
-        code: bytes = self._target().emit_object(module)
+        inline_always(module, target)
+        code: bytes = target.emit_object(module)
         return code
+
+
+def inline_always(module: Any, target: Any) -> None:
+    """Replaces calls of the functions that are ``alwaysinline``; code generation does not."""
+    import llvmlite.binding as llvm
+
+    passes = llvm.create_new_module_pass_manager()
+    passes.add_always_inliner_pass()
+    passes.run(module, llvm.create_pass_builder(target, llvm.create_pipeline_tuning_options()))
 
 
 @functools.cache
