@@ -245,13 +245,18 @@ def _read(arrays: list[mx.array], on_progress: OnProgress, read_bytes: int) -> N
 
 
 def _cast(model: Module, dtype: mx.Dtype) -> None:
-    """Casts floating-point parameters, except those that MLX or the model's class exempts."""
+    """Casts floating-point parameters, except those that MLX or the model's class exempts.
+
+    A class exempts numbers that would lose digits; to float32 they are cast, too, so that a layer
+    computes in one type.
+    """
     may_cast = getattr(model, "cast_predicate", lambda _: True)
+    exact = dtype == mx.float32
 
     def is_cast(path: str, array: mx.array) -> bool:
         # NOTE: MLX takes nvfp4's scale of a whole weight only as float32.
         exempt = path.endswith(".global_scale")
-        return mx.issubdtype(array.dtype, mx.floating) and not exempt and may_cast(path)
+        return mx.issubdtype(array.dtype, mx.floating) and not exempt and (exact or may_cast(path))
 
     old = _parameters(model)
     new = [(path, array.astype(dtype)) for path, array in old.items() if is_cast(path, array)]

@@ -93,6 +93,7 @@ class Sampler:
         self._agree = agree
         self._mode = mode
         self._counts: TokenCounts | HostCounts | None = None
+        # Memory for the logits after bias, penalties and mask.
         self._changed = Scratch()
         self._set_rows([])
 
@@ -249,6 +250,7 @@ class Sampler:
         other._choice = TokenChoice(other._params, self._mode)
         other._scored = _places(owners, self._scored, len(self._rows))
         other._bans = self._bans
+        other._changed = self._changed
         return other
 
     def count(self, outcomes: Seq[Seq[int]]) -> None:

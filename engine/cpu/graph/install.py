@@ -31,7 +31,7 @@ from chairlift.engine.model.split import arguments
 log = logging.getLogger(__name__)
 
 # Differences are noise up to so many times those of slightly other inputs, and to this share.
-_NOISES, _MOST_NOISE = 4, 0.02
+_NOISES, _MOST_NOISE = 4, 0.05
 _TINY = 1e-30
 # The rows of ``decode_logits``.
 _TRIAL_ROWS = 2

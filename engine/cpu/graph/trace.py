@@ -218,7 +218,7 @@ def _graph(
             primitive = Primitive(event["name"], event["arguments"], *arrays)
             producers |= {each.name: primitive for each in primitive.outputs}
     constants: dict[str, Array] = {
-        name: np.array(view(array)) for name, array in of["constants"]["constants"]
+        name: np.array(view(_readable(array))) for name, array in of["constants"]["constants"]
     }
     is_tuple = isinstance(result, tuple)
     return Graph(x, offset, others, results, is_tuple, own, producers, constants)
@@ -245,3 +245,8 @@ def _with_fetched(calls: Sequence[Call], fetched: Sequence[Value]) -> list[Call]
     if next(updates, None) is not None:
         raise NoGraphError("a layer computes a part of attention itself")
     return result
+
+
+def _readable(array: mx.array) -> mx.array:
+    """The same numbers in a type that NumPy has."""
+    return array.astype(mx.float32) if array.dtype == mx.bfloat16 else array

@@ -10,6 +10,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
+from conformance.weights import tiny_model as conformance_model
 from gguf.constants import GGMLQuantizationType as GGMLType
 from mlx.utils import tree_flatten
 from mlx_lm.utils import save_config
@@ -20,6 +21,7 @@ from chairlift.engine.device import memory
 from chairlift.engine.errors import ModelError, UnsupportedModel
 from chairlift.engine.hub.source import ModelSource, resolve
 from chairlift.engine.messages import Loading
+from chairlift.engine.model import loader
 from chairlift.engine.model.loader import load_model
 from chairlift.engine.model.text.tokenizer import load_tokenizer
 
@@ -106,6 +108,17 @@ def test_a_dtype_applies_to_all_floating_point_parameters(tmp_path: Path, dtype:
     write_tiny_gguf(path, "llama", tiny_model("llama"), GGMLType.Q8_0)
     loaded = load_model(resolve(str(path)), dtype)
     assert _dtypes(loaded.model) == {getattr(mx, dtype)}
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "glm4_moe", "nemotron_h"])
+def test_float32_applies_also_to_what_a_class_exempts(name: str) -> None:
+    """Otherwise a layer would compute in two types."""
+    model = conformance_model(name)
+    assert not all(map(model.cast_predicate, dict(tree_flatten(model.parameters()))))
+    halves = [(path, array.astype(mx.bfloat16)) for path, array in tree_flatten(model.parameters())]
+    model.load_weights(halves, strict=False)
+    loader._cast(model, mx.float32)
+    assert _dtypes(model) == {mx.float32}
 
 
 def test_a_quantized_directory_stays_quantized_if_it_should(tmp_path: Path) -> None:
