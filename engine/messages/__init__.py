@@ -36,7 +36,6 @@ from chairlift.engine.messages.startup import (
     ModelInfo,
     OnProgress,
     StartFailed,
-    compiles_nothing,
     silent,
 )
 from chairlift.engine.messages.stats import FinishedChoice, StepOutput, StepStats
@@ -78,6 +77,5 @@ __all__ = [
     "TokenOutput",
     "UnloadAdapter",
     "Withdraw",
-    "compiles_nothing",
     "silent",
 ]

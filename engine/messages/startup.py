@@ -28,11 +28,6 @@ class Loading(msgspec.Struct, tag=True, frozen=True):
         return f"{self.text}: {self.done / 1e6:.0f} of {self.total / 1e6:.0f} MB"
 
 
-def compiles_nothing(message: object) -> bool:
-    """Whether the engine sends this message at its start at a time when MLX compiles nothing."""
-    return isinstance(message, ModelInfo) or (isinstance(message, Loading) and not message.total)
-
-
 OnProgress = Callable[[Loading], None]
 
 

@@ -26,13 +26,7 @@ from chairlift.engine.device.backend import BackendError
 from chairlift.engine.errors import EngineDead, ModelError
 from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.logs.setup import LogFormat, set_up_logs
-from chairlift.engine.messages import (
-    FromEngine,
-    ModelInfo,
-    StartFailed,
-    ToEngine,
-    compiles_nothing,
-)
+from chairlift.engine.messages import FromEngine, ModelInfo, StartFailed, ToEngine
 from chairlift.engine.parallel.followers import Followers, StartRank
 from chairlift.engine.parallel.hostfile import read_hostfile
 from chairlift.engine.parallel.journal import Broadcast
@@ -166,7 +160,7 @@ def _serve(socket: zmq.Socket[bytes], folder: Path, warning: str | None) -> None
 
     try:
         leader = Leader(start, fail) if start.config.tensor_parallel_size > 1 else None
-        blas, kernels = load_libraries(leader.place if leader else None)
+        libraries = load_libraries(leader.place if leader else None)
     except ModelError as error:
         fail(str(error))
         return
@@ -185,10 +179,9 @@ def _serve(socket: zmq.Socket[bytes], folder: Path, warning: str | None) -> None
     def send(message: FromEngine) -> None:
         if leader is not None and isinstance(message, StartFailed):
             leader.followers.end_if_lost()
-        if kernels is not None and compiles_nothing(message):
-            kernels.record()
+        libraries.record(message)
         if isinstance(message, ModelInfo):
-            message = msgspec.structs.replace(message, advice=speed_advice(blas))
+            message = msgspec.structs.replace(message, advice=speed_advice(libraries.blas))
             if leader is not None:
                 leader.followers.serve()
         with sending:

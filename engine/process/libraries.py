@@ -10,6 +10,7 @@ from chairlift.engine.cpu.blas import BlasReport, load_fast_blas
 from chairlift.engine.cpu.kernel_folder import KernelFolder, lock_kernel_folder
 from chairlift.engine.cuda.graphs import set_graph_limits
 from chairlift.engine.device.open_files import import_mlx_lm
+from chairlift.engine.messages import Loading, ModelInfo
 from chairlift.engine.parallel.place import RankPlace, choose_device
 
 log = logging.getLogger(__name__)
@@ -20,6 +21,14 @@ class Libraries(NamedTuple):
 
     blas: BlasReport
     kernels: KernelFolder | None
+
+    def record(self, message: object) -> None:
+        """Records the kernels compiled so far, before a message that an engine sends when it is
+        ready, or begins another part of its start: at these times MLX compiles nothing.
+        """
+        begins = isinstance(message, Loading) and not message.total
+        if self.kernels is not None and (begins or isinstance(message, ModelInfo)):
+            self.kernels.record()
 
 
 def load_libraries(place: RankPlace | None = None) -> Libraries:

@@ -44,26 +44,21 @@ def serve(pipe: RankPipe) -> None:
     """
     start = pipe.start()
     set_up_logs(start.log_level, start.log_format, f"engine-{start.place.rank}")
-    kernels = load_libraries(start.place).kernels
+    libraries = load_libraries(start.place)
     # These imports load MLX, so they come after the BLAS.
     from chairlift.engine.core.background import Background
     from chairlift.engine.core.core import EngineCore
     from chairlift.engine.core.start import start_core
     from chairlift.engine.cpu.thread_count import ThreadWatch, blas_threads
-    from chairlift.engine.messages import Loading, compiles_nothing
     from chairlift.engine.parallel.ranks import join_ranks
     from chairlift.engine.process.follower import Follower
 
     ranks = join_ranks(start.place, pipe.meet)
 
-    def record(loading: Loading) -> None:
-        if kernels is not None and compiles_nothing(loading):
-            kernels.record()
-
     def make_core(background: Background) -> EngineCore:
-        core, _ = start_core(start.config, start.source, record, ranks, (background,))
-        if kernels is not None:
-            kernels.record()
+        record = libraries.record
+        core, info = start_core(start.config, start.source, record, ranks, (background,))
+        record(info)
         return core
 
     with ThreadWatch(blas_threads(), ranks.threads(start.config.threads)):

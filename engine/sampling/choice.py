@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chairlift.engine.cpu.compiled import compiled_sampling
+from chairlift.engine.cpu.compiled.compiled_sampling import Highest
 from chairlift.engine.cpu.compiled.llvm.sampling.choice import PARTS
 from chairlift.engine.cpu.gemm import Floats
 from chairlift.engine.cuda.sampling import DTYPES, MAX_VOCABULARY, Draws, sample
@@ -129,11 +130,11 @@ class TokenChoice:
         return row_outcomes(chosen, best[:, 0], sound, some if masked else None)
 
     def on_host(
-        self, logits: Floats, raw: Floats, generated: Seq[int], masked: bool
+        self, logits: Floats, best: Highest, raw: Floats, generated: Seq[int], masked: bool
     ) -> NDArray[np.int32]:
-        """The call by compiled functions, with logits in NumPy; see ``SamplingMode.on_host``."""
+        """The call by compiled functions; arguments as those of ``choose``."""
         drawing = self._drawing(self.drawn, len(self.drawn)) if self.drawn else None
-        return choose(logits, raw, drawing, generated, masked)
+        return choose(logits, best, raw, drawing, generated, masked)
 
     def _drawing(self, rows: Seq[int], lines: int) -> Drawing:
         """The ``Drawing`` of some rows, padded to ``lines`` with copies of the first of them."""

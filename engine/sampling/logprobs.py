@@ -7,6 +7,7 @@ from typing import NamedTuple
 import mlx.core as mx
 import numpy as np
 
+from chairlift.engine.cpu.compiled.compiled_sampling import highest
 from chairlift.engine.cpu.views import view
 from chairlift.engine.sampling.choice import host_samples
 from chairlift.engine.sampling.host.logprobs import host_logprobs
@@ -42,7 +43,8 @@ def top_logprobs(logits: mx.array, tokens: mx.array, k: int) -> TopLogprobs:
         return lazy_top_logprobs(logits, tokens, k)
     lines = np.ascontiguousarray(view(logits.astype(mx.float32)))
     given = view(tokens).astype(np.int64)
-    return TopLogprobs(*map(mx.array, host_logprobs(lines, np.arange(len(lines)), given, k)))
+    rows = np.arange(len(lines))
+    return TopLogprobs(*map(mx.array, host_logprobs(lines, rows, highest(lines, rows), given, k)))
 
 
 def lazy_top_logprobs(logits: mx.array, tokens: mx.array, k: int) -> TopLogprobs:

@@ -191,7 +191,11 @@ class Sampler:
             allowed = self._changed.array(np.float32, *raw.shape) if changed is raw else changed
             compiled_sampling.mask(changed, masks, into=allowed)
             changed = allowed
-        found = self._choice.on_host(changed, raw, generated, masks is not None)
+        every = np.arange(len(raw))
+        own = compiled_sampling.highest(raw, every)
+        best = own if changed is raw else compiled_sampling.highest(changed, every)
+        given = best, own.values, generated, masks is not None
+        found = self._choice.on_host(changed, *given)
         outcomes = self._agree(mx.array(found))
         chosen = mx.maximum(outcomes, 0)
         if self._counts is not None:
@@ -199,7 +203,7 @@ class Sampler:
         logprobs = None
         if self._scored:
             index = np.array(self._scored)
-            values = host_logprobs(raw, index, view(chosen)[index], self._top)
+            values = host_logprobs(raw, index, own, view(chosen)[index], self._top)
             logprobs = Logprobs(self._scored, TopLogprobs(*map(mx.array, values)))
         return Sampled(chosen, outcomes, logprobs)
 

@@ -5,7 +5,7 @@ Lines are float32 and contiguous. Only to be called if ``available``.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,19 +30,28 @@ def part_length(numbers: int) -> int:
     return -(-numbers // PARTS)
 
 
-def highest(lines: Floats, rows: Integers) -> tuple[NDArray[np.int32], Floats]:
+class Highest(NamedTuple):
     """The first highest number of some lines.
+
+    Attributes:
+        places: ``[rows]``.
+        values: ``[rows]``; NaN if any number of the line is.
+    """
+
+    places: NDArray[np.int32]
+    values: Floats
+
+
+def highest(lines: Floats, rows: Integers) -> Highest:
+    """Looks at some lines.
 
     Args:
         lines: ``[lines, numbers]``.
-        rows: those to look at.
-
-    Returns:
-        Its place and itself, ``[rows]`` each; it is NaN if any number of the line is.
+        rows: the lines to look at.
     """
     places, values = np.empty(len(rows), np.int32), np.empty(len(rows), np.float32)
     _run(_kernel().scan, [lines, rows, places, values], [lines.shape[1]], len(rows), lines)
-    return places, values
+    return Highest(places, values)
 
 
 def mask(lines: Floats, bits: NDArray[np.int32], into: Floats) -> None:

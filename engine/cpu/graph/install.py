@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -46,46 +46,41 @@ def install(model: Any) -> int:
     layers = [each for each in getattr(model, "layers", ()) if _is_suitable(each)]
     if not layers or not kernel.available():
         return 0
-    classes = [type(layer) for layer in layers]
     forms: dict[int, Form] = {}
-    for layer in layers:
-        _change(layer, partial(_noted, forms))
-    expected = TRIAL.attempt(lambda: decode_logits(model))
-    for layer, original in zip(layers, classes, strict=True):
-        layer.__class__ = original
+    expected = _logits(model, layers, partial(_noted, forms))
     if expected is None:
         return 0
     found = [layer for layer in layers if _has_graph(layer, forms.get(id(layer)))]
-    for layer in found:
-        _change(layer, _computed)
-    actual = TRIAL.attempt(lambda: decode_logits(model)) if found else None
-    if actual is not None and TRIAL.agree(actual, expected):
-        return _reported(len(found))
-    for layer, original in zip(layers, classes, strict=True):
-        layer.__class__ = original
+    actual = _logits(model, found, _computed) if found else None
+    if actual is None:
+        return 0
     # Products that round their inputs make differences of the last bit larger, from layer to layer.
-    if actual is None or _distance(actual, expected) > _noise(model, layers[0], expected):
+    right = TRIAL.agree(actual, expected)
+    if not right and _distance(actual, expected) > _noise(model, layers[0], expected):
         return 0
     for layer in found:
         _change(layer, _computed)
-    return _reported(len(found))
+    log.info("decode by the steps of their graph: %d decoder layers", len(found))
+    return len(found)
 
 
-def _reported(layers: int) -> int:
-    log.info("decode by the steps of their graph: %d decoder layers", layers)
-    return layers
+def _logits(model: Any, layers: Sequence[Any], compute: Callable[..., Any]) -> mx.array | None:
+    """The logits of two steps while ``compute`` computes some layers; None if something raises."""
+    classes = [type(layer) for layer in layers]
+    for layer in layers:
+        _change(layer, compute)
+    try:
+        return TRIAL.attempt(lambda: decode_logits(model))
+    finally:
+        for layer, original in zip(layers, classes, strict=True):
+            layer.__class__ = original
 
 
 def _noise(model: Any, first: Any, expected: mx.array) -> float:
     """How far the logits may be from the expected ones: a few times as far as those of a model
     whose ``first`` layer gets slightly other numbers.
     """
-    original = type(first)
-    _change(first, _shaken)
-    try:
-        other = TRIAL.attempt(lambda: decode_logits(model))
-    finally:
-        first.__class__ = original
+    other = _logits(model, [first], _shaken)
     return 0.0 if other is None else min(_NOISES * _distance(other, expected), _MOST_NOISE)
 
 

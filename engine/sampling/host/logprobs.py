@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from chairlift.engine.cpu.compiled.compiled_sampling import Integers, Weights, highest
+from chairlift.engine.cpu.compiled.compiled_sampling import Highest, Integers, Weights
 from chairlift.engine.cpu.gemm import Floats
 
 _BLOCK = 64
@@ -21,22 +21,26 @@ class HostLogprobs(NamedTuple):
     top: Floats
 
 
-def host_logprobs(lines: Floats, rows: Integers, tokens: Integers, k: int) -> HostLogprobs:
+def host_logprobs(
+    lines: Floats, rows: Integers, best: Highest, tokens: Integers, k: int
+) -> HostLogprobs:
     """The log-probabilities of one token of each row, and of the ``k`` most likely ones.
 
     Args:
         lines: logits, ``[lines, vocabulary]`` float32.
         rows: the rows' lines.
+        best: the highest of all lines.
         tokens: ``[rows]``.
     """
-    best, values = highest(lines, rows)
+    values = best.values[rows]
     ones, zeros = np.ones(len(rows), np.float32), np.zeros(len(rows), np.float32)
     with np.errstate(all="ignore"):  # rows whose logits are not finite
         sums = Weights(lines, rows, values, ones).part_sums(zeros).sum(axis=1)
         totals = values + np.log(sums).astype(np.float32)
         chosen = lines[rows, tokens] - totals
         if k <= 1:
-            return HostLogprobs(chosen, best[:, None][:, :k], (values - totals)[:, None][:, :k])
+            first, score = best.places[rows, None], (values - totals)[:, None]
+            return HostLogprobs(chosen, first[:, :k], score[:, :k])
         top = np.stack([_largest(lines[row], k) for row in rows])
         return HostLogprobs(chosen, top, lines[rows[:, None], top] - totals[:, None])
 

@@ -178,6 +178,16 @@ def _weighed(each: Pass) -> str:
 """
 
 
+def _best(each: Pass, condition: str, value: str) -> str:
+    """The states ``best`` and ``at`` become a value and its place where a condition is true."""
+    end = each.end
+    chosen = f"select {FLAGS} %{condition}{end}"
+    return f"""
+  %best.next{end} = {chosen}, {FLOATS} %{value}{end}, {FLOATS} {each.state("best")}
+  %at.next{end} = {chosen}, {INTEGERS} %place{end}, {INTEGERS} {each.state("at")}
+"""
+
+
 def _scan() -> str:
     def body(each: Pass) -> str:
         end = each.end
@@ -187,9 +197,7 @@ def _scan() -> str:
   %unordered{end} = fcmp uno {FLOATS} %x{end}, %x{end}
   %bad.next{end} = or {FLAGS} {each.state("bad")}, %unordered{end}
   %above{end} = fcmp ogt {FLOATS} %x{end}, {each.state("best")}
-  %best.next{end} = select {FLAGS} %above{end}, {FLOATS} %x{end}, {FLOATS} {each.state("best")}
-  %at.next{end} = select {FLAGS} %above{end}, {INTEGERS} %place{end}, \
-{INTEGERS} {each.state("at")}
+  {_best(each, "above", "x")}
 """
 
     states = {
@@ -306,10 +314,7 @@ def _race() -> str:
   %above{end} = fcmp ogt {FLOATS} %speed{end}, {each.state("best")}
   %better{end} = and {FLAGS} %heavy{end}, %above{end}
   {places(each)}
-  %best.next{end} = select {FLAGS} %better{end}, {FLOATS} %speed{end}, \
-{FLOATS} {each.state("best")}
-  %at.next{end} = select {FLAGS} %better{end}, {INTEGERS} %place{end}, \
-{INTEGERS} {each.state("at")}
+  {_best(each, "better", "speed")}
 """
 
     states = {"best": (FLOATS, "zeroinitializer"), "at": (INTEGERS, equal(-1))}
