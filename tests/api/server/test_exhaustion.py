@@ -76,9 +76,9 @@ async def test_more_connections_than_files(tiny: Path, tmp_path: Path) -> None:
             assert int(reply.headers["Retry-After"]) > 0
             assert (await reply.json())["error"]["code"] == "too_many_connections"
         assert len(os.listdir(f"/proc/{server.process.pid}/fd")) < FILES
-        engine = server.children[0]
+        engine = await server.engine()
         os.kill(engine, signal.SIGKILL)
-        await until(lambda: server.children not in ([], [engine]))
+        await until(lambda: server.engines not in ([], [engine]))
         await running
         stack.close()
         await server.healthy()

@@ -62,8 +62,13 @@ class ServerProcess:
 
     @property
     def children(self) -> list[int]:
-        """The engine's process id, and those of the engine's and the server's other children."""
+        """The process ids of the engine, of the workers, and of the engine's own children."""
         return procfs.tree(self.process.pid)[1:]
+
+    @property
+    def engines(self) -> list[int]:
+        """The process ids of living engines: one, or none between two of them."""
+        return [pid for pid in self.children if b"\0chairlift.engine\0" in command_line(pid)]
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
@@ -73,8 +78,9 @@ class ServerProcess:
 
     async def engine(self) -> int:
         """Waits for the engine process and returns its process id."""
-        await until(lambda: self.children)
-        return self.children[0]
+        found: list[int] = []
+        await until(lambda: found.extend(self.engines) or found)
+        return found[0]
 
     async def healthy(self, status: int = 200, **options: Any) -> None:
         """Waits until /health answers with that status."""
@@ -108,6 +114,13 @@ async def until(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         await asyncio.sleep(0.02)
+
+
+def command_line(pid: int) -> bytes:
+    """A process's arguments, each with a null byte behind it; nothing if it has ended."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
 
 
 def ended(pid: int) -> bool:
