@@ -35,8 +35,8 @@ from chairlift.engine.hub.source import ModelSource, resolve
 from chairlift.engine.lora.adapters import AdapterLimits
 from chairlift.engine.messages import Loading, ModelInfo, OnProgress
 from chairlift.engine.model.loader import LoadedModel, load_model
-from chairlift.engine.model.probe import probe
 from chairlift.engine.model.text.tokenizer import load_tokenizer
+from chairlift.engine.model.trials.probe import probe
 from chairlift.engine.model.vision.model import VisionModel
 from chairlift.engine.parallel.ranks import ALONE, Ranks
 from chairlift.engine.speculation.proposal import proposers

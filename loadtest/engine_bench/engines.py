@@ -24,7 +24,7 @@ from chairlift.engine.device.memory import configure_mlx
 from chairlift.engine.device.profile import current
 from chairlift.engine.lora.adapters import AdapterLimits
 from chairlift.engine.messages import SamplingParams, Submit
-from chairlift.engine.model.probe import Probed
+from chairlift.engine.model.trials.probe import Probed
 from chairlift.engine.parallel.ranks import Ranks
 from chairlift.engine.speculation.proposal import Proposer, proposers
 

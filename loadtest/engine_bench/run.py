@@ -23,7 +23,7 @@ from chairlift.engine.cpu.thread_count import ThreadWatch, blas_threads
 from chairlift.engine.device import memory
 from chairlift.engine.device.profile import current
 from chairlift.engine.model.adapters import adapt
-from chairlift.engine.model.probe import probe
+from chairlift.engine.model.trials.probe import probe
 from chairlift.engine.parallel.followers import Report, Stop
 from chairlift.engine.parallel.rank_pipe import RankPipe
 from chairlift.engine.parallel.ranks import ALONE, Group, Ranks

@@ -17,8 +17,8 @@ from chairlift.cache.snapshot import KVPiece, LayerKind
 from chairlift.engine.errors import UnsupportedModel
 from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.model.loader import load_model
-from chairlift.engine.model.probe import probe
 from chairlift.engine.model.text.tokenizer import load_tokenizer
+from chairlift.engine.model.trials.probe import probe
 
 TEXT = (
     "A chairlift never stops: riders board and leave a moving line. The server does the same with "

@@ -1,6 +1,7 @@
-"""Compares faster replacements of parts of a model with the original, before they are used.
+"""Tries a model, and faster replacements of its parts, before they are used.
 
-``trial`` runs and compares both; ``expert_choices`` keeps rounding from sending tokens to other
-experts meanwhile. Runs in the engine process. Must not import the engine's core or client, the
-scheduler or the API.
+``probe`` runs a first step with a model and measures its caches, and ``token_tables`` checks that
+every token has a row. ``trial`` compares a replacement with the original; ``expert_choices`` keeps
+rounding from sending tokens to other experts meanwhile. Runs in the engine process. Must not import
+the engine's core or client, the scheduler or the API.
 """

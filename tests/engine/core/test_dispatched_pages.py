@@ -22,7 +22,7 @@ from chairlift.engine.messages import Abort
 from chairlift.engine.model import attention
 from chairlift.engine.model.paged import compiled, forward, inputs
 from chairlift.engine.model.paged.forward import PagedForward
-from chairlift.engine.model.probe import probe
+from chairlift.engine.model.trials.probe import probe
 
 pytestmark = pytest.mark.usefixtures("same_stream", "small_blocks")
 

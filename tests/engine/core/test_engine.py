@@ -22,7 +22,7 @@ from chairlift.engine.core.step import Step
 from chairlift.engine.core.warm import warm
 from chairlift.engine.cpu import attention, kernels
 from chairlift.engine.messages import Abort, TokenOutput
-from chairlift.engine.model.probe import probe
+from chairlift.engine.model.trials.probe import probe
 from chairlift.scheduler.plan import Plan
 
 

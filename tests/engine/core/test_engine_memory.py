@@ -19,7 +19,7 @@ from chairlift.cache.batch import BatchCache
 from chairlift.cache.layer import LayerCache
 from chairlift.engine.messages import Abort
 from chairlift.engine.model import attention
-from chairlift.engine.model.probe import probe
+from chairlift.engine.model.trials.probe import probe
 from chairlift.scheduler.limits import Limits
 
 pytestmark = pytest.mark.usefixtures("small_blocks")

@@ -23,7 +23,7 @@ from chairlift.engine.config import EngineConfig
 from chairlift.engine.errors import ModelError
 from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.messages import Abort, StepStats
-from chairlift.engine.model.probe import probe
+from chairlift.engine.model.trials.probe import probe
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
 PLENTY = 1 << 26

@@ -22,7 +22,7 @@ from chairlift.engine.core.pipeline import LaunchOrder
 from chairlift.engine.device.dispatch import CallerDispatch, Dispatcher
 from chairlift.engine.messages import Abort, Grammar, TokenOutput
 from chairlift.engine.model import attention
-from chairlift.engine.model.probe import probe
+from chairlift.engine.model.trials.probe import probe
 
 pytestmark = pytest.mark.usefixtures("same_stream", "small_blocks")
 

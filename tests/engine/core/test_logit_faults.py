@@ -23,7 +23,7 @@ from chairlift.engine.cpu import kernels
 from chairlift.engine.messages import FinishReason, Grammar, SamplingParams, StepStats, Submit
 from chairlift.engine.model import attention
 from chairlift.engine.model.attention import names_of
-from chairlift.engine.model.probe import probe
+from chairlift.engine.model.trials.probe import probe
 from chairlift.scheduler.limits import Limits
 
 # On a GPU the path of the CPU, with its kernels, is none that an engine takes.

@@ -20,7 +20,7 @@ from chairlift.cache.swap.swap import Swap
 from chairlift.engine.core.core import EngineCore
 from chairlift.engine.messages import Abort, SamplingParams, Submit
 from chairlift.engine.model import attention
-from chairlift.engine.model.probe import probe
+from chairlift.engine.model.trials.probe import probe
 from chairlift.scheduler.limits import Limits
 
 pytestmark = pytest.mark.usefixtures("small_blocks")

@@ -14,7 +14,7 @@ from support.engine.reference import solo_hidden, solo_logprobs, solo_tokens
 from support.tiny import TinyKind, tiny_model
 
 from chairlift.engine.messages import Resumed, SamplingParams, Submit, TokenOutput
-from chairlift.engine.model.probe import probe
+from chairlift.engine.model.trials.probe import probe
 from chairlift.scheduler.cost import CostModel, Work
 
 TOLERANCE = 1e-4

@@ -16,7 +16,7 @@ from chairlift.cache.pages.batch import PagedBatch
 from chairlift.cache.pages.page import PAGE_TOKENS
 from chairlift.cache.quantized import Quantization
 from chairlift.engine.model import attention
-from chairlift.engine.model.probe import probe
+from chairlift.engine.model.trials.probe import probe
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
 PREFIX_BYTES = 1 << 22

@@ -16,7 +16,7 @@ from chairlift.engine.cuda import block as cuda_block
 from chairlift.engine.cuda.heads import SplitHeads
 from chairlift.engine.messages import SamplingParams, Submit
 from chairlift.engine.model import attention
-from chairlift.engine.model.probe import probe
+from chairlift.engine.model.trials.probe import probe
 from chairlift.scheduler.limits import Limits
 
 __all__ = ["kernels"]

@@ -19,7 +19,7 @@ from chairlift.engine.grammar.constraint import Constraint
 from chairlift.engine.grammar.effort import SECONDS, SECONDS_PER_TOKEN, Effort
 from chairlift.engine.grammar.language import Lexicon
 from chairlift.engine.messages import Grammar, Resumed, SamplingParams, Submit, Thinking
-from chairlift.engine.model.probe import probe
+from chairlift.engine.model.trials.probe import probe
 
 PROMPT = [7, 8, 9]
 SCHEMA = {

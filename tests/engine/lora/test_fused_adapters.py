@@ -27,7 +27,7 @@ from chairlift.engine.messages import AdapterLoaded, LoadAdapter, SamplingParams
 from chairlift.engine.model import attention
 from chairlift.engine.model.paged.compiled import STEADY
 from chairlift.engine.model.paged.forward import PagedForward
-from chairlift.engine.model.probe import probe
+from chairlift.engine.model.trials.probe import probe
 from chairlift.scheduler.limits import Limits
 
 __all__ = ["kernels", "low_rank_kernel"]

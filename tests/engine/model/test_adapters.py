@@ -24,7 +24,7 @@ from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.model import attention
 from chairlift.engine.model.adapters import ADAPTED, adapt
 from chairlift.engine.model.loader import load_model
-from chairlift.engine.model.probe import probe
+from chairlift.engine.model.trials.probe import probe
 
 
 @pytest.mark.parametrize("name", ADAPTED)

@@ -19,7 +19,7 @@ from chairlift.engine.messages import SamplingParams, Submit
 from chairlift.engine.model import attention
 from chairlift.engine.model.paged.compiled import MAX_SHAPES, STEADY, CompiledSteps
 from chairlift.engine.model.paged.forward import PagedForward
-from chairlift.engine.model.probe import probe
+from chairlift.engine.model.trials.probe import probe
 from chairlift.engine.model.trials.trial import within_largest
 from chairlift.scheduler.limits import Limits
 

@@ -13,7 +13,7 @@ from conformance.weights import tiny_model
 
 from chairlift.engine.errors import UnsupportedModel
 from chairlift.engine.model.adapters import adapt
-from chairlift.engine.model.probe import probe
+from chairlift.engine.model.trials.probe import probe
 
 SLICE = {
     "llama": "windows and full attention",

@@ -21,8 +21,8 @@ from chairlift.engine.messages import SamplingParams, Submit
 from chairlift.engine.model import attention
 from chairlift.engine.model.adapters import adapt
 from chairlift.engine.model.paged.forward import PagedForward
-from chairlift.engine.model.probe import probe
 from chairlift.engine.model.selection import SelectedForward, select_forward
+from chairlift.engine.model.trials.probe import probe
 from chairlift.scheduler.limits import Limits
 
 

@@ -21,7 +21,7 @@ from chairlift.engine.core.core import EngineCore
 from chairlift.engine.core.prepared_model import PreparedModel, prepare_model
 from chairlift.engine.errors import EngineDead
 from chairlift.engine.messages import Abort, Grammar, SamplingParams, StepStats, Submit, Thinking
-from chairlift.engine.model.probe import probe
+from chairlift.engine.model.trials.probe import probe
 from chairlift.engine.parallel.journal import MAX_EVENTS, Broadcast, Ended, Learned, Turn
 from chairlift.engine.process.follower import Follower
 from chairlift.engine.speculation.proposal import NgramProposer, Proposal

@@ -27,7 +27,7 @@ from chairlift.engine.messages import (
     Submit,
     TokenOutput,
 )
-from chairlift.engine.model.probe import probe
+from chairlift.engine.model.trials.probe import probe
 from chairlift.engine.speculation.proposal import Proposer, proposers
 from chairlift.scheduler.limits import Limits
 

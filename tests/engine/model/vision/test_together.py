@@ -18,7 +18,7 @@ from support.engine.bench import Bench
 from chairlift.engine.messages import PromptImage
 from chairlift.engine.messages.images import prompt_keys
 from chairlift.engine.model import attention
-from chairlift.engine.model.probe import probe
+from chairlift.engine.model.trials.probe import probe
 from chairlift.engine.model.vision.model import VisionModel
 from chairlift.engine.speculation.proposal import PredictionProposer
 

@@ -23,7 +23,7 @@ from support.vision.tiny_vision import (
 from chairlift.engine.messages import Abort, PromptImage, Resumed
 from chairlift.engine.model import attention
 from chairlift.engine.model.paged.forward import PagedForward
-from chairlift.engine.model.probe import probe
+from chairlift.engine.model.trials.probe import probe
 from chairlift.engine.model.vision.encoder import ImageEncoder
 from chairlift.engine.model.vision.model import VisionModel
 from chairlift.engine.speculation.proposal import PredictionProposer

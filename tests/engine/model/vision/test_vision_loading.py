@@ -23,8 +23,8 @@ from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.hub.weights import weight_size
 from chairlift.engine.model import architecture, loader
 from chairlift.engine.model.loader import load_model
-from chairlift.engine.model.probe import probe
 from chairlift.engine.model.text.tokenizer import load_tokenizer
+from chairlift.engine.model.trials.probe import probe
 from chairlift.engine.model.vision.families import (
     ALIASES,
     ALWAYS_SEE,

@@ -11,6 +11,7 @@ from chairlift.cache.kinds import UnsupportedKind, make_batch
 from chairlift.cache.quantized import CannotQuantize, Storage
 from chairlift.cache.saved.layers import LayerTemplate, template_of
 from chairlift.engine.errors import UnsupportedModel
+from chairlift.engine.model.trials import token_tables
 
 
 class Probed(NamedTuple):
@@ -32,7 +33,8 @@ def probe(model: Any, architecture: str, storage: Storage | None = None) -> Prob
 
     Raises:
         UnsupportedModel: the model needs caches that cannot be batched or quantized, or its code
-            fails with batched caches. The message names the architecture.
+            fails with batched caches, or a table that tokens index has too few rows. The message
+            names the architecture.
     """
     try:
         prompts, batch = make_batch(model, storage), make_batch(model, storage)
@@ -42,11 +44,14 @@ def probe(model: Any, architecture: str, storage: Storage | None = None) -> Prob
             model(mx.zeros((2, 3), mx.int32), cache=prompts.layers)
         for row in range(2):
             batch.join(prompts.extract(row))
-        with batch.step(1):
+        with batch.step(1), token_tables.watched(model) as rows:
             logits = model(mx.zeros((2, 1), mx.int32), cache=batch.layers)
         mx.eval(logits)
+        vocabulary = int(logits.shape[-1])
         layers = template_of(batch.kinds, batch.extract(0))
-        return Probed(batch.geometry(), int(logits.shape[-1]), layers)
+        if (small := token_tables.too_small(rows, vocabulary)) is None:
+            return Probed(batch.geometry(), vocabulary, layers)
+        why = small
     except UnsupportedKind as error:
         why = str(error)
     except CannotQuantize as error:
