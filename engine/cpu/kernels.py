@@ -1,5 +1,5 @@
-"""Replaces a float32 model's slow operations where MLX computes on the CPU: SwiGLU, rotary
-embedding and attention in NumPy, and with ``jit`` products, MLPs and experts.
+"""Replaces a float32 model's slow operations where MLX computes on the CPU: activations, rotary
+embedding and attention, and with ``jit`` products, MLPs and experts.
 
 MLX's CPU backend takes 12 ns for each ``exp`` and for the operations that use it (0.32.4, x86-64),
 and computes query heads that share a key head one by one. NumPy takes half a nanosecond, on the
@@ -11,7 +11,6 @@ exact to float32 rounding.
 from __future__ import annotations
 
 import math
-import sys
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -19,20 +18,19 @@ from mlx.nn.layers.base import Module
 from mlx.nn.layers.positional_encoding import RoPE
 from mlx.utils import tree_flatten, tree_unflatten
 
-from chairlift.engine.cpu import elementwise, experts, host_linear, host_mlp
-from chairlift.engine.cpu.attention import attend
+from chairlift.engine.cpu import activations, elementwise, experts, host_linear, host_mlp
+from chairlift.engine.cpu.attention import heads
+from chairlift.engine.cpu.attention.blocks import attend, attend_capped
 from chairlift.engine.cpu.compiled import amx_matmul, quantized_matmul
 from chairlift.engine.cpu.compiled.quantized_weight import Quantized
 from chairlift.engine.cpu.gemm import Floats
 from chairlift.engine.cpu.views import view
 from chairlift.engine.device import memory
+from chairlift.engine.model.adapters.gemma2 import CappedAttention
 from chairlift.engine.model.attention import install as install_attention
-from chairlift.engine.model.attention import names_of
 from chairlift.engine.model.dequantize import QUANTIZED, dequantize_model
 from chairlift.engine.model.recorder import record
 
-# The packages whose model files share functions.
-_PACKAGES = ("mlx_lm", "mlx_vlm")
 # How many times as large weights of 4 bits are in float32 and, for AMX, in bfloat16 besides; and
 # the share of the free memory that they may take.
 _DEQUANTIZED, _AMX_SHARE = 11, 0.5
@@ -41,26 +39,10 @@ _DEQUANTIZED, _AMX_SHARE = 11, 0.5
 _BYTES_GROUP = 64
 
 
-class Gated(NamedTuple):
-    """A ``HostCall``: a function of gates and other numbers; see ``ProgramBuilder.gated``."""
-
-    activation: str
-
-
 class Rotation(NamedTuple):
     """A ``HostCall``: the rotary embedding of ``[rows, heads, length, dim]``, at offsets."""
 
     rope: SharedRope
-
-
-def swiglu(gate: mx.array, x: mx.array) -> mx.array:
-    """``silu(gate) * x``, elementwise, float32. Evaluates both."""
-    if (stand_in := record(Gated("swiglu"), [gate, x], x.shape)) is not None:
-        return stand_in
-    mx.eval(gate, x)
-    flat = (-1, gate.shape[-1])
-    gated = elementwise.swiglu(view(gate).reshape(flat), view(x).reshape(flat))
-    return mx.array(gated).reshape(x.shape)
 
 
 class SharedRope(Module):
@@ -181,44 +163,15 @@ def install(model: Any, exactly: bool = True) -> bool:
     _share_ropes(model)
     if quantized_matmul.available():
         _dequantize_others(model)
-    has_swiglu = _replace_swiglu(model)
+    has_activations = activations.install(model)
     has_products = host_linear.install(model, exactly)
     host_mlp.install(model)
     has_products |= experts.install(model, exactly)
-    return install_attention(model, attend) or has_swiglu or has_products
-
-
-def _replace_swiglu(model: Any) -> bool:
-    """Replaces mlx-lm's and mlx-vlm's ``swiglu``; returns whether a layer calls it.
-
-    A few model files have a function of that name with another meaning, which stays.
-    """
-    modules = [sys.modules.get(f"{package}.models.activations") for package in _PACKAGES]
-    known = {id(_original(module.swiglu)) for module in modules if module is not None}
-    found = False
-    for layer in (model, *model.modules()):
-        names = names_of(layer) if callable(layer) else {}
-        original = names.get("swiglu")
-        if id(_original(original)) in known:
-            found = True
-            if not hasattr(original, "replaces"):
-                names["swiglu"] = _swiglu(original)
-    return found
-
-
-def _original(function: Any) -> Any:
-    """The function that ``function`` replaces; itself if it replaces none."""
-    return getattr(function, "replaces", function)
-
-
-def _swiglu(original: Any) -> Any:
-    def host_swiglu(gate: mx.array, x: mx.array) -> mx.array:
-        supported = gate.dtype == x.dtype == mx.float32
-        result: mx.array = swiglu(gate, x) if supported else original(gate, x)
-        return result
-
-    host_swiglu.replaces = original  # type: ignore[attr-defined]
-    return host_swiglu
+    has_products |= bool(heads.install(model))
+    for layer in model.modules():
+        if isinstance(layer, CappedAttention):
+            layer.on_host = attend_capped
+    return install_attention(model, attend) or has_activations or has_products
 
 
 def _share_ropes(model: Any) -> None:

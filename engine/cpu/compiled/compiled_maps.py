@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from chairlift.engine.cpu.compiled.jobs import MIN_SHARED, Run
+from chairlift.engine.cpu.compiled.jobs import MIN_SHARED, Run, run_shared
 from chairlift.engine.cpu.compiled.llvm import maps
 from chairlift.engine.cpu.compiled.llvm.host_compiler import Function
 from chairlift.engine.cpu.gemm import Floats
@@ -54,6 +54,25 @@ def summed(x: Floats, into: Floats, run: Run) -> bool:
         return False
     _add(compiled.functions["sum"], layout, [x, into], run)
     return True
+
+
+def of_lines(name: str, x: Floats) -> Floats | None:
+    """One of ``llvm.maps``'s functions of one number, at once and on all cores.
+
+    Args:
+        x: ``[lines, numbers]``, contiguous.
+
+    Returns:
+        As ``x``, in new memory; None if there is no kernel.
+    """
+    compiled = maps.compiled()
+    if compiled is None or not x.size:
+        return None
+    result = np.empty_like(x)
+    lines, numbers = x.shape
+    layout = _Layout(numbers, (1, 1, lines), [(0, 0, numbers)] * 2, (1, 1))
+    _add(compiled.functions[f"{name}_{maps.ENDINGS[0]}"], layout, [x, result], run_shared)
+    return result
 
 
 class _Layout:

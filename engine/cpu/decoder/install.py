@@ -10,10 +10,10 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from chairlift.engine.cpu.attention.layer import NORMS, PROJECTIONS, HostAttention
 from chairlift.engine.cpu.compiled import row_attention
 from chairlift.engine.cpu.decoder import layer as decoder_layer
 from chairlift.engine.cpu.decoder import stack
-from chairlift.engine.cpu.host_attention import NORMS, PROJECTIONS, HostAttention
 from chairlift.engine.cpu.host_linear import LINEAR
 from chairlift.engine.cpu.kernels import SharedRope
 from chairlift.engine.model.attention import caps_scores

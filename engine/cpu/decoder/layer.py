@@ -20,16 +20,16 @@ from chairlift.cache.packed.host_step import HostStep, host_step
 from chairlift.cache.packed.step import PackedLayer
 from chairlift.cache.quantized import HalfLayer
 from chairlift.cache.snapshot import LayerKind
-from chairlift.engine.cpu.compiled.jobs import NoProgramError, Program
-from chairlift.engine.cpu.compiled.row_attention import AttentionJobs
-from chairlift.engine.cpu.elementwise import HostNorm
-from chairlift.engine.cpu.gemm import Floats
-from chairlift.engine.cpu.host_attention import (
+from chairlift.engine.cpu.attention.layer import (
     DecodeCache,
     DecodeMask,
     HostAttention,
     Projected,
 )
+from chairlift.engine.cpu.compiled.jobs import NoProgramError, Program
+from chairlift.engine.cpu.compiled.row_attention import AttentionJobs
+from chairlift.engine.cpu.elementwise import HostNorm
+from chairlift.engine.cpu.gemm import Floats
 from chairlift.engine.cpu.host_linear import Products
 from chairlift.engine.cpu.host_mlp import HostMlp
 from chairlift.engine.cpu.program_builder import ProgramBuilder

@@ -19,10 +19,10 @@ import numpy as np
 from chairlift.cache.kinds import make_batch
 from chairlift.cache.layer import HostPlaces
 from chairlift.cache.packed.host_step import host_step
+from chairlift.engine.cpu.attention.layer import DecodeCache, DecodeMask
 from chairlift.engine.cpu.compiled.jobs import Program, ProgramChain
 from chairlift.engine.cpu.compiled.row_attention import are_alike
 from chairlift.engine.cpu.decoder.layer import HostDecoderLayer, LayerPrograms, is_plain
-from chairlift.engine.cpu.host_attention import DecodeCache, DecodeMask
 from chairlift.engine.cpu.host_linear import Products
 from chairlift.engine.cpu.views import view
 from chairlift.engine.model.trials.trial import Trial, elementwise

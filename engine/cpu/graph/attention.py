@@ -12,13 +12,13 @@ import numpy as np
 from chairlift.cache.packed.host_step import host_step
 from chairlift.cache.packed.split import PackedMask
 from chairlift.cache.packed.step import HostAttend, PackedLayer, attend_on_host
+from chairlift.engine.cpu.attention.layer import LatentScores, RowScores
 from chairlift.engine.cpu.compiled.jobs import NoProgramError, Program
 from chairlift.engine.cpu.compiled.row_attention import AttentionJobs
 from chairlift.engine.cpu.decoder.layer import is_plain
 from chairlift.engine.cpu.gemm import Floats
 from chairlift.engine.cpu.graph.graph import Array, NoGraphError
 from chairlift.engine.cpu.graph.lowering import LayerCall, Lowering
-from chairlift.engine.cpu.host_attention import LatentScores, RowScores
 from chairlift.engine.cpu.views import view
 from chairlift.engine.model.attention import Attention, LatentAttention
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from chairlift.cache.state import StateLayer, host_state
 from chairlift.engine.cpu import elementwise
+from chairlift.engine.cpu.activations import Gated
 from chairlift.engine.cpu.compiled.recurrence import add_decay
 from chairlift.engine.cpu.compiled.recurrent_layers import Recurrence
 from chairlift.engine.cpu.experts import Experts, routes_of
@@ -26,7 +27,7 @@ from chairlift.engine.cpu.graph.head_products import lower_head_product
 from chairlift.engine.cpu.graph.lowering import LayerCall, Lowering, or_none
 from chairlift.engine.cpu.host_linear import Product
 from chairlift.engine.cpu.host_mlp import GatedMlp
-from chairlift.engine.cpu.kernels import Gated, Rotation
+from chairlift.engine.cpu.kernels import Rotation
 from chairlift.engine.cpu.matrix import apart
 from chairlift.engine.cpu.views import view
 from chairlift.engine.model.attention import Attention, LatentAttention

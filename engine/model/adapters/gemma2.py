@@ -1,26 +1,43 @@
 """gemma2: capped scores, which kernels over pages compute, and on the CPU the steps of a layer's
-graph; else the model does.
+graph or the host; else the model does.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import mlx.core as mx
 from mlx_lm.models import gemma2
 
+from chairlift.cache.layer import LayerCache
+from chairlift.cache.packed.step import Part
 from chairlift.cache.pages.kernels import Scoring
 from chairlift.cache.pages.layer import PagedLayer, PagedMask
 from chairlift.engine.model.attention import Attention
 from chairlift.engine.model.recorder import is_recording, record
 
 
+class AttendCapped(Protocol):
+    """Computes attention with capped scores."""
+
+    def __call__(self, part: Part, scale: float, softcap: float) -> mx.array:
+        """As a part of ``engine.model.attention.Attend``, of float32 arrays."""
+        ...
+
+
 class CappedAttention(gemma2.Attention):  # type: ignore[misc]
-    """Attention that leaves its scores to a kernel if the cache is pages, or says what they are."""
+    """Attention that leaves its scores to a kernel if the cache is pages, or says what they are.
+
+    Attributes:
+        on_host: computes attention to columns; None: the model does.
+    """
+
+    on_host: AttendCapped | None = None
 
     def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
         """From ``[rows, length, hidden]`` to the same shape."""
-        if not isinstance(mask, PagedMask) and not is_recording():
+        on_host = self.on_host if isinstance(cache, LayerCache) and x.dtype == mx.float32 else None
+        if not isinstance(mask, PagedMask) and not is_recording() and on_host is None:
             original: mx.array = super().__call__(x, mask, cache)
             return original
         rows, length, _ = x.shape
@@ -35,6 +52,8 @@ class CappedAttention(gemma2.Attention):  # type: ignore[misc]
         keys, values = cache.update_and_fetch(keys, heads(self.v_proj(x)))
         softcap = self.attn_logit_softcapping
         mixed = record(Attention(None, self.scale, softcap), [queries, keys, values], queries.shape)
+        if mixed is None and on_host is not None:
+            mixed = on_host(Part(cache, queries, keys, values, mask), self.scale, softcap)
         if mixed is None:
             scoring = Scoring(self.scale, mask.window, softcap=softcap)
             mixed = mask.step.attend(queries, keys, cache, scoring)

@@ -39,9 +39,14 @@ class _HeadsFirst:
             if (stand_in := record(HeadProduct(self), [x], shape)) is not None:
                 return stand_in
         packed = x.ndim == 4 and x.shape[0] > 1 and x.shape[2] == 1
-        call: Any = super().__call__  # type: ignore[misc]
-        result: mx.array = call(x.swapaxes(0, 2) if packed else x, transpose)
+        result = self.multiply(x.swapaxes(0, 2) if packed else x, transpose)
         return result.swapaxes(0, 2) if packed else result
+
+    def multiply(self, x: mx.array, transpose: bool) -> mx.array:
+        """As ``__call__``, in the order of ``x``'s axes."""
+        call: Any = super().__call__  # type: ignore[misc]
+        result: mx.array = call(x, transpose)
+        return result
 
 
 class HeadProducts(_HeadsFirst, MultiLinear):  # type: ignore[misc]

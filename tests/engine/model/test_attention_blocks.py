@@ -20,8 +20,8 @@ from chairlift.cache.layer import LayerCache
 from chairlift.cache.packed.step import Part
 from chairlift.cache.ring import Ring
 from chairlift.engine.config import EngineConfig
-from chairlift.engine.cpu import attention
-from chairlift.engine.cpu.attention import attended
+from chairlift.engine.cpu.attention import blocks as attention
+from chairlift.engine.cpu.attention.blocks import attended
 from chairlift.engine.cpu.views import view
 from chairlift.engine.device import memory
 from chairlift.engine.device.limits import build_limits
@@ -52,6 +52,7 @@ def test_blocks_cover_all_queries_in_order_and_are_small(
     st.integers(16, 3000),
     st.booleans(),
     st.sampled_from([1.0, 30.0]),
+    st.sampled_from([None, -math.inf, float(np.finfo(np.float32).min)]),
 )
 def test_blocks_give_the_same_result(
     shape: tuple[int, int, int, int],
@@ -60,6 +61,7 @@ def test_blocks_give_the_same_result(
     score_bytes: int,
     sinks: bool,
     size: float,
+    hidden: float | None,
 ) -> None:
     rows, key_heads, shared, step = shape
     seen, heads = before + step, key_heads * shared
@@ -68,6 +70,8 @@ def test_blocks_give_the_same_result(
     keys = mx.random.normal((rows, key_heads, seen + 3, 8), key=key + 1)[:, :, 2 : 2 + seen]
     values = mx.random.normal((rows, key_heads, seen + 3, 4), key=key + 2)[:, :, 1 : 1 + seen]
     own = None if mask == "none" else "causal" if mask == "causal" else _shown(mask, shape, seen)
+    if isinstance(own, mx.array) and hidden is not None:  # numbers that are added to the scores
+        own = mx.where(own, mx.random.normal(own.shape, key=key + 4) * size, hidden)
     flat = own.reshape(rows, -1, step, seen) if mask == "grouped" else own
     theirs = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=0.3, mask=flat)
     grouped = view(queries).reshape(rows, key_heads, shared * step, 8)

@@ -44,7 +44,7 @@ def source(lanes: int) -> str:
             "declare float @llvm.sqrt.f32(float)",
             sigmoid(lanes),
             _gated("swiglu", lanes, "", "%g"),
-            _gated("geglu", lanes, _gelu(lanes), "%z"),
+            _gated("geglu", lanes, "\n".join(gelu_argument(lanes, "%g", "%z")), "%z"),
             _norm(lanes),
             _add(lanes),
             _scale(lanes),
@@ -111,17 +111,20 @@ define internal {vector} @sigmoid({vector} %x) alwaysinline {{
 """
 
 
-def _gelu(lanes: int) -> str:
-    """tanh's form of gelu is x * sigmoid(z), z = sqrt(8 / pi) * (x + 0.044715 x^3)."""
+def gelu_argument(lanes: int, x: str, z: str) -> list[str]:
+    """Lines that compute the ``z`` of tanh's form of gelu.
+
+    That form is x * sigmoid(z), z = sqrt(8 / pi) * (x + 0.044715 x^3).
+    """
     vector = f"<{lanes} x float>"
     root = math.sqrt(8 / math.pi)
     cube, linear = splat(root * 0.044715, lanes), splat(root, lanes)
-    return f"""
-  %g2 = fmul {vector} %g, %g
-  %g3 = fmul {vector} %g2, {cube}
-  %g4 = fadd {vector} %g3, {linear}
-  %z = fmul {vector} %g4, %g
-"""
+    return [
+        f"%square = fmul {vector} {x}, {x}",
+        f"%scaled = fmul {vector} %square, {cube}",
+        f"%factor = fadd {vector} %scaled, {linear}",
+        f"{z} = fmul {vector} %factor, {x}",
+    ]
 
 
 def _gated(name: str, lanes: int, lines: str, argument: str) -> str:

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from chairlift.engine.cpu.compiled.llvm import kernel, softmax
-from chairlift.engine.cpu.compiled.llvm.elementwise import sigmoid
+from chairlift.engine.cpu.compiled.llvm.elementwise import gelu_argument, sigmoid
 from chairlift.engine.cpu.compiled.llvm.host_compiler import Function, host_compiler
 from chairlift.engine.cpu.compiled.llvm.jobs import shared
 from chairlift.engine.cpu.compiled.llvm.softmax import splat
@@ -30,7 +30,7 @@ ENDINGS = ("lines", "left", "right")
 BINARY = ("add", "subtract", "multiply", "divide", "maximum", "minimum")
 UNARY = (
     *("copy", "negative", "absolute", "square", "cube", "root", "inverse_root", "sigmoid"),
-    "tanh",
+    *("tanh", "silu", "gelu_approx"),
 )
 
 
@@ -89,6 +89,12 @@ def _operations(lanes: int) -> dict[str, list[str]]:
         ],
         "sigmoid": [f"%r = call {vector} @sigmoid({vector} %a)"],
         "tanh": [f"%r = call {vector} @tangent({vector} %a)"],
+        "silu": [f"%s = call {vector} @sigmoid({vector} %a)", f"%r = fmul {vector} %a, %s"],
+        "gelu_approx": [
+            *gelu_argument(lanes, "%a", "%z"),
+            f"%s = call {vector} @sigmoid({vector} %z)",
+            f"%r = fmul {vector} %a, %s",
+        ],
         "add": [f"%r = fadd {vector} %a, %b"],
         "subtract": [f"%r = fsub {vector} %a, %b"],
         "multiply": [f"%r = fmul {vector} %a, %b"],

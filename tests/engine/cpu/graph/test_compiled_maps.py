@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,8 @@ REFERENCES: dict[str, Any] = {
     "inverse_root": lambda x: 1 / np.sqrt(x),
     "sigmoid": lambda x: 1 / (1 + np.exp(-x.astype(np.float64))),
     "tanh": np.tanh,
+    "silu": lambda x: x / (1 + np.exp(-x.astype(np.float64))),
+    "gelu_approx": lambda x: x / (1 + np.exp(-math.sqrt(8 / math.pi) * (x + 0.044715 * x**3.0))),
 }
 
 
@@ -68,6 +71,14 @@ def test_values_that_are_not_finite_are_numpys() -> None:
             np.testing.assert_array_equal(into, REFERENCES[name](x, y))
     assert compiled_maps.mapped("copy", [x], into, run_shared)
     assert into.tobytes() == x.tobytes()
+
+
+@pytest.mark.parametrize("name", maps.UNARY)
+def test_functions_of_lines_on_all_cores(name: str) -> None:
+    x = np.abs(np.random.default_rng(0).normal(size=(300, 77))).astype(np.float32)
+    result = compiled_maps.of_lines(name, x)
+    assert result is not None
+    np.testing.assert_allclose(result, REFERENCES[name](x), rtol=2e-6, atol=1e-7)
 
 
 def test_sums_of_lines() -> None:

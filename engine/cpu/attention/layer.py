@@ -11,7 +11,7 @@ import numpy as np
 from chairlift.cache.layer import LayerCache, Mask
 from chairlift.cache.packed.split import PackedMask
 from chairlift.cache.packed.step import PackedLayer, attend_on_host
-from chairlift.engine.cpu.attention import attended
+from chairlift.engine.cpu.attention.blocks import attended
 from chairlift.engine.cpu.compiled import row_attention
 from chairlift.engine.cpu.compiled.row_attention import AttentionJobs
 from chairlift.engine.cpu.elementwise import HostNorm

@@ -6,7 +6,7 @@ Exact to float32 rounding.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -47,20 +47,20 @@ def attend(
     """
     if not all(map(_plain, parts)):
         return [_in_blocks(part, scale, sinks) for part in parts]
-    grouped = [_grouped(part) for part in parts]
-    masks = [part.mask for part in parts if isinstance(part.mask, mx.array)]
-    mx.eval(grouped, masks, [(part.keys, part.values) for part in parts])
     own = None if sinks is None else view(sinks.astype(mx.float32))
-    return [
-        _attended(part, queries, scale, own) for part, queries in zip(parts, grouped, strict=True)
-    ]
+    return _attended(parts, scale, own)
+
+
+def attend_capped(part: Part, scale: float, softcap: float) -> mx.array:
+    """As ``attend``, of float32 arrays and with capped scores; see ``attended``."""
+    return _attended([part], scale, softcap=softcap)[0]
 
 
 def _plain(part: Part) -> bool:
     arrays = (part.queries, part.keys, part.values)
     mask = part.mask
     return all(array.dtype == mx.float32 for array in arrays) and (
-        not isinstance(mask, mx.array) or mask.dtype == mx.bool_
+        not isinstance(mask, mx.array) or mask.dtype in (mx.bool_, mx.float32)
     )
 
 
@@ -80,10 +80,19 @@ def _grouped(part: Part) -> mx.array:
     return part.queries.reshape(rows, shared, heads // shared * step, dim)
 
 
-def _attended(part: Part, grouped: mx.array, scale: float, sinks: Floats | None) -> mx.array:
-    rows, heads, step, _ = part.queries.shape
-    mixed = attended(view(grouped), part.keys, part.values, part.mask, step, scale, sinks=sinks)
-    return mx.array(mixed.reshape(rows, heads, step, -1))
+def _attended(
+    parts: Sequence[Part], scale: float, sinks: Floats | None = None, softcap: float | None = None
+) -> list[mx.array]:
+    grouped = [_grouped(part) for part in parts]
+    masks = [part.mask for part in parts if isinstance(part.mask, mx.array)]
+    mx.eval(grouped, masks, [(part.keys, part.values) for part in parts])
+    mixed = []
+    for part, queries in zip(parts, grouped, strict=True):
+        rows, heads, step, _ = part.queries.shape
+        stored = part.keys, part.values, part.mask, step, scale
+        result = attended(view(queries), *stored, sinks=sinks, softcap=softcap)
+        mixed.append(mx.array(result.reshape(rows, heads, step, -1)))
+    return mixed
 
 
 def attended(
@@ -102,8 +111,9 @@ def attended(
     Args:
         grouped: queries ``[rows, key heads, query heads of each * step, dim]``.
         keys, values: ``[rows, key heads, columns, dim]``.
-        mask: None, "causal", booleans ``[rows, heads or 1, step, columns]``, or the form of
-            ``LayerCache.grouped_masks``, which has one more axis.
+        mask: None, "causal", ``[rows, heads or 1, step, columns]``, or the form of
+            ``LayerCache.grouped_masks``, which has one more axis. Booleans hide columns, numbers
+            are added to the scores.
         score_bytes: see ``engine.model.attention_blocks``.
         sinks: ``[heads]``, a score of each head that takes weight but adds no value.
         softcap: bounds the scores: ``softcap * tanh(score / softcap)``; None: nothing does.
@@ -118,19 +128,19 @@ def attended(
     # As the scores: [rows, key heads, query heads of each, step, columns].
     added = None if sinks is None else sinks.reshape(1, key_heads, queries // step, 1, 1)
     if 4 * rows * key_heads * queries * seen <= score_bytes:
-        hidden = _hidden(shown, None, step, seen)
-        return _block(grouped, keys, values, hidden, shape, scale, added, softcap)
+        masked = _masked(shown, None, step, seen)
+        return _block(grouped, keys, values, masked, shape, scale, added, softcap)
     split = grouped.reshape(*shape, dim)
     mixed = np.empty((rows * key_heads * queries, width), np.float32)
     done = 0
     for block in blocks(shape, seen, score_bytes):
         part = split[block]
-        hidden = _hidden(shown, block, step, seen)
-        columns = slice(seen if hidden is None else hidden.first + hidden.columns)
+        masked = _masked(shown, block, step, seen)
+        columns = slice(masked.first + masked.columns if isinstance(masked, _Hidden) else seen)
         heads = (block.rows, block.key_heads, columns)
         flat = part.reshape(*part.shape[:2], -1, dim)
         own = None if added is None else added[:, block.key_heads, block.heads]
-        seen_by = keys[heads], values[heads], hidden
+        seen_by = keys[heads], values[heads], masked
         result = _block(flat, *seen_by, part.shape[:4], scale, own, softcap)
         count = result.size // width
         mixed[done : done + count] = result.reshape(count, width)
@@ -160,7 +170,7 @@ def _block(
     grouped: Floats,
     keys: mx.array,
     values: mx.array,
-    hidden: _Hidden | None,
+    masked: _Hidden | Floats | None,
     shape: tuple[int, ...],
     scale: float,
     sinks: Floats | None,
@@ -169,7 +179,9 @@ def _block(
     """Computes attention of one block, whose axes have the sizes in ``shape``.
 
     Args:
-        sinks: broadcasts to the scores, ``[*shape, columns]``, and has one column.
+        masked: the columns that queries do not see, or numbers that are added to the scores,
+            ``[*shape, columns]``.
+        sinks: broadcasts to the scores, and has one column.
         softcap: see ``attended``.
     """
     rows, key_heads, _, step = shape
@@ -178,13 +190,13 @@ def _block(
         weights = _products(grouped, view(keys).swapaxes(-1, -2), scale)
         if softcap is not None:
             weights = softcap * np.tanh(weights / np.float32(softcap))
-        sums = _exponentials(weights.reshape(*shape, seen), hidden, sinks)
+        sums = _weighted(weights.reshape(*shape, seen), masked, sinks)
         mixed = _products(weights, view(values))
     else:  # few large products: MLX computes one after the other on all cores
         scores = (mx.array(grouped) * scale) @ keys.swapaxes(-1, -2)
         if softcap is not None:
             scores = mx.tanh(scores / softcap) * softcap
-        sums = _exponentials(view(scores).reshape(*shape, seen), hidden, sinks)
+        sums = _weighted(view(scores).reshape(*shape, seen), masked, sinks)
         mixed = view(scores @ values)
     mixed /= sums.reshape(rows, key_heads, -1, 1)
     return mixed
@@ -195,10 +207,13 @@ def _products(a: Floats, b: Floats, scale: float = 1.0) -> Floats:
     return products(a, b, scale) if compiled is None else compiled
 
 
-def _hidden(
-    shown: NDArray[np.bool_] | str | None, block: Block | None, step: int, seen: int
-) -> _Hidden | None:
-    """The columns that a block's queries do not see; without a block, those of all queries."""
+def _masked(
+    shown: NDArray[Any] | str | None, block: Block | None, step: int, seen: int
+) -> _Hidden | Floats | None:
+    """The columns that a block's queries do not see, or what is added to their scores.
+
+    Without a block, those of all queries.
+    """
     if shown is None:
         return None
     if isinstance(shown, str):
@@ -206,7 +221,16 @@ def _hidden(
         first, tokens = seen - step, slice(0, step) if block is None else block.tokens
         columns, queries = np.arange(tokens.stop), np.arange(tokens.start, tokens.stop)
         return _Hidden(first, columns > queries[:, None])
-    return _Hidden(0, ~(shown if block is None else part_of(shown, block)))
+    own = shown if block is None else part_of(shown, block)
+    return _Hidden(0, ~own) if own.dtype == np.bool_ else own
+
+
+def _weighted(scores: Floats, masked: _Hidden | Floats | None, sinks: Floats | None) -> Floats:
+    """As ``_exponentials``, after ``masked`` is applied to the scores; see ``_block``."""
+    if masked is None or isinstance(masked, _Hidden):
+        return _exponentials(scores, masked, sinks)
+    scores += masked
+    return _exponentials(scores, None, sinks)
 
 
 def _exponentials(scores: Floats, hidden: _Hidden | None, sinks: Floats | None = None) -> Floats:
@@ -244,7 +268,8 @@ def _exponentials(scores: Floats, hidden: _Hidden | None, sinks: Floats | None =
         _fill(scores, 0, hidden)
     else:
         _fill(scores, MASKED, hidden)
-        largest = scores.max(axis=-1, keepdims=True)
+        # A mask of numbers may be negative infinity.
+        largest = scores.max(axis=-1, keepdims=True, initial=MASKED)
         if sinks is not None:
             largest = np.maximum(largest, sinks)
         scores -= largest
