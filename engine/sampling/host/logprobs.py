@@ -36,13 +36,15 @@ def host_logprobs(
     ones, zeros = np.ones(len(rows), np.float32), np.zeros(len(rows), np.float32)
     with np.errstate(all="ignore"):  # rows whose logits are not finite
         sums = Weights(lines, rows, values, ones).part_sums(zeros).sum(axis=1)
-        totals = values + np.log(sums).astype(np.float32)
-        chosen = lines[rows, tokens] - totals
+        # Subtract the highest logit first: its sum with a small logarithm would lose digits.
+        logs = np.log(sums).astype(np.float32)
+        chosen = lines[rows, tokens] - values - logs
         if k <= 1:
-            first, score = best.places[rows, None], (values - totals)[:, None]
+            first, score = best.places[rows, None], (values - values - logs)[:, None]
             return HostLogprobs(chosen, first[:, :k], score[:, :k])
         top = np.stack([_largest(lines[row], k) for row in rows])
-        return HostLogprobs(chosen, top, lines[rows[:, None], top] - totals[:, None])
+        scores = lines[rows[:, None], top] - values[:, None] - logs[:, None]
+        return HostLogprobs(chosen, top, scores)
 
 
 def _largest(line: Floats, k: int) -> NDArray[np.int32]:

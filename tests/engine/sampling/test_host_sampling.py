@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from chairlift.engine.messages import SamplingParams
 from chairlift.engine.sampling.choice import SamplingMode, host_samples
+from chairlift.engine.sampling.logprobs import lazy_top_logprobs, top_logprobs
 from chairlift.engine.sampling.sampler import Sampler, SamplerRow
 
 pytestmark = pytest.mark.skipif(not host_samples(), reason="this device samples otherwise")
@@ -98,6 +99,25 @@ def test_drafts(rows: list[SamplerRow], seed: int, data: st.DataObject) -> None:
         assert (here.outcomes != there.outcomes).sum().item() <= 1
         for sampler in samplers:
             sampler.count([[max(token, 0) for token in draft] + [1] for draft in drafts])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    vocabulary=st.sampled_from([1, 30, 64, 200, 5000]),
+    levels=st.sampled_from([1, 3, 40]),
+    k=st.integers(1, 20),
+)
+def test_of_equally_likely_tokens_the_first_are_reported(
+    seed: int, vocabulary: int, levels: int, k: int
+) -> None:
+    """Whatever other rows request, and on both ways; logits of 16 bits often tie."""
+    k = min(k, vocabulary)
+    logits = np.random.default_rng(seed).integers(0, levels, (3, vocabulary)).astype(np.float32)
+    expected = np.argsort(-logits, axis=1, kind="stable")[:, :k]
+    for call in (top_logprobs, lazy_top_logprobs):
+        found = call(mx.array(logits), mx.zeros(3, mx.int32), k)
+        assert np.array_equal(np.array(found.top_ids), expected)
 
 
 def test_logits_that_are_not_finite_fail_their_row_only() -> None:
