@@ -36,8 +36,12 @@ def top_logprobs(logits: mx.array, tokens: mx.array, k: int) -> TopLogprobs:
     """The model's log-probabilities of one token per position, and of the ``k`` most likely ones.
 
     Args:
-        logits: ``[m, vocabulary]`` of any float type.
+        logits: ``[m, vocabulary]`` of any float type. On a CPU they are evaluated.
         tokens: ``[m]``.
+        k: from 0 to ``vocabulary``.
+
+    Returns:
+        NaN where a position's logits are not finite, that is, have NaN, +inf, or only -inf.
     """
     if not host_samples():
         return lazy_top_logprobs(logits, tokens, k)
@@ -48,7 +52,7 @@ def top_logprobs(logits: mx.array, tokens: mx.array, k: int) -> TopLogprobs:
 
 
 def lazy_top_logprobs(logits: mx.array, tokens: mx.array, k: int) -> TopLogprobs:
-    """As ``top_logprobs``, by operations that any device has."""
+    """As ``top_logprobs``, by operations that any device has; nothing is evaluated."""
     logits = logits.astype(mx.float32)
     highest = logits.max(axis=-1, keepdims=True)
     # Subtract the highest logit first: its sum with a small logarithm would lose digits.

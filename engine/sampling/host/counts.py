@@ -14,6 +14,7 @@ from chairlift.engine.cpu.views import view
 from chairlift.engine.messages import SamplingParams
 from chairlift.engine.sampling.penalties import HIGHEST
 
+# The least number of new tokens for which memory is added at a time.
 _ROOM = 64
 
 

@@ -28,9 +28,13 @@ def host_logprobs(
 
     Args:
         lines: logits, ``[lines, vocabulary]`` float32.
-        rows: the rows' lines.
-        best: the highest of all lines.
+        rows: the line of each row.
+        best: the highest logits of all lines, and their tokens.
         tokens: ``[rows]``.
+        k: from 0 to ``vocabulary``.
+
+    Returns:
+        NaN where a row's logits are not finite.
     """
     values = best.values[rows]
     ones, zeros = np.ones(len(rows), np.float32), np.zeros(len(rows), np.float32)
@@ -48,7 +52,7 @@ def host_logprobs(
 
 
 def _largest(line: Floats, k: int) -> NDArray[np.int32]:
-    """The places of the ``k`` largest numbers, the largest first.
+    """The places of the ``k`` largest numbers, the largest first, and of equal ones the first.
 
     They are not below the least of the ``k`` largest maxima of blocks. A block's numbers are
     equally far apart, so that NumPy compares whole vectors.
