@@ -12,6 +12,7 @@ from chairlift.engine.messages import SamplingParams
 from chairlift.engine.sampling.choice import SamplingMode, host_samples
 from chairlift.engine.sampling.logprobs import lazy_top_logprobs, top_logprobs
 from chairlift.engine.sampling.sampler import Sampler, SamplerRow
+from chairlift.scheduler.drafts import FILLER
 
 pytestmark = pytest.mark.skipif(not host_samples(), reason="this device samples otherwise")
 VOCABULARY = 100
@@ -99,6 +100,34 @@ def test_drafts(rows: list[SamplerRow], seed: int, data: st.DataObject) -> None:
         assert (here.outcomes != there.outcomes).sum().item() <= 1
         for sampler in samplers:
             sampler.count([[max(token, 0) for token in draft] + [1] for draft in drafts])
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=_rows, seed=st.integers(0, 10**6), data=st.data())
+def test_each_place_of_a_draft_is_sampled_as_without_other_rows(
+    rows: list[SamplerRow], seed: int, data: st.DataObject
+) -> None:
+    """With the tokens before it as the row's output, and with its own mask."""
+    tokens = st.integers(0, VOCABULARY - 1)
+    drafts = [data.draw(st.lists(tokens | st.just(FILLER), max_size=3)) for _ in rows]
+    rng = np.random.default_rng(seed)
+    places = [(row, i) for row, draft in enumerate(drafts) for i in range(len(draft) + 1)]
+    logits = rng.normal(0, 3, (len(places), VOCABULARY)).astype(np.float32)
+    bits = rng.integers(-(2**31), 2**31, (len(places), -(-VOCABULARY // 32))).astype(np.int32)
+    sampler = Sampler(VOCABULARY)
+    sampler.rearrange([], rows)
+    generated = [len(row.output) for row in rows]
+    found = sampler.sample_drafts(mx.array(logits), generated, drafts, bits)
+    for line, (row, i) in enumerate(places):
+        before = drafts[row][:i]
+        if FILLER in before:
+            continue  # never kept
+        output = [*rows[row].output, *before]
+        alone = Sampler(VOCABULARY)
+        alone.rearrange([], [SamplerRow(rows[row].params, rows[row].prompt, output)])
+        one = slice(line, line + 1)
+        expected = alone.sample(mx.array(logits[one]), [len(output)], bits[one])
+        assert found.outcomes[line].item() == expected.outcomes.item()
 
 
 @settings(max_examples=60, deadline=None)
