@@ -56,9 +56,8 @@ def lazy_top_logprobs(logits: mx.array, tokens: mx.array, k: int) -> TopLogprobs
     logits = logits.astype(mx.float32)
     highest = logits.max(axis=-1, keepdims=True)
     # Subtract the highest logit first: its sum with a small logarithm would lose digits.
-    below = logits - highest
-    log = mx.log(exp(below).sum(axis=-1, keepdims=True))
-    chosen = mx.take_along_axis(below, tokens[:, None], axis=-1) - log
+    log = mx.log(exp(logits - highest).sum(axis=-1, keepdims=True))
+    chosen = mx.take_along_axis(logits, tokens[:, None], axis=-1) - highest - log
     if k <= 1:
         best = mx.argmax(logits, axis=-1, keepdims=True)[:, :k]
         return TopLogprobs(chosen[:, 0], best, (highest - highest - log)[:, :k])
