@@ -106,10 +106,10 @@ class Sampler:
         # The numbers of the rows that request log-probabilities.
         self._scored = [i for i, params in enumerate(self._params) if params.logprobs is not None]
         self._bans = any(params.min_tokens for params in self._params)
-        # Made at the first step with these rows. The result of ``_entries``, and whose rows' stop
-        # tokens it bans:
+        # Both are made at the first step with these rows: the numbers of the rows whose stop tokens
+        # are banned, with the result of ``_entries``;
         self._bias: tuple[list[int], NDArray[np.float32]] | None = None
-        # Repetition, presence and frequency penalty, each ``[rows, 1]``.
+        # and repetition, presence and frequency penalty, each ``[rows, 1]``.
         self._penalties: tuple[mx.array, mx.array, mx.array] | None = None
 
     @property
