@@ -74,7 +74,7 @@ class TokenChoice:
         self.drawn = [row for row, one in enumerate(params) if one.temperature >= GREEDY_BELOW]
         self._params = params
         self._mode = mode
-        # By their number of lines.
+        # What ``_drawing`` has made, by the number of lines.
         self._drawings: dict[int, Drawing] = {}
 
     def __call__(
@@ -126,8 +126,8 @@ class TokenChoice:
             picked = lazy_draw(logits[index], best[index], chosen[index], drawing, keys)
             own = index[:drawn]
             chosen = chosen.at[own].add(picked[:drawn] - chosen[own])
-        sound, some = soundness(raw)
-        return row_outcomes(chosen, best[:, 0], sound, some if masked else None)
+        sound, any_possible = soundness(raw)
+        return row_outcomes(chosen, best[:, 0], sound, any_possible if masked else None)
 
     def on_host(
         self, logits: Floats, best: Highest, raw: Floats, generated: Seq[int], masked: bool

@@ -21,10 +21,10 @@ _BITS = 0xFFFFFFFFFFFFFFFF
 
 @dataclass(frozen=True)
 class Drawing:
-    """The rows to draw tokens for, in order; a row may occur again.
+    """The rows to draw tokens for, in order; a row may occur several times.
 
     Attributes:
-        numbers: theirs in the batch.
+        numbers: which rows of the batch they are.
         host_options: temperature, top_k, top_p and min_p, ``[4, rows]`` float32; a temperature of
             0 for greedy rows, and 0, 1 and 0 where a row does not have a filter.
         seeds: ``[rows]``.

@@ -36,8 +36,12 @@ def top_logprobs(logits: mx.array, tokens: mx.array, k: int) -> TopLogprobs:
     """The model's log-probabilities of one token per position, and of the ``k`` most likely ones.
 
     Args:
-        logits: ``[m, vocabulary]`` of any float type.
+        logits: ``[m, vocabulary]`` of any float type. On a CPU they are evaluated.
         tokens: ``[m]``.
+        k: from 0 to ``vocabulary``.
+
+    Returns:
+        NaN where a position's logits are not finite, that is, have NaN, +inf, or only -inf.
     """
     if not host_samples():
         return lazy_top_logprobs(logits, tokens, k)
@@ -48,16 +52,17 @@ def top_logprobs(logits: mx.array, tokens: mx.array, k: int) -> TopLogprobs:
 
 
 def lazy_top_logprobs(logits: mx.array, tokens: mx.array, k: int) -> TopLogprobs:
-    """As ``top_logprobs``, by operations that any device has."""
+    """As ``top_logprobs``, by operations that any device has; nothing is evaluated."""
     logits = logits.astype(mx.float32)
     highest = logits.max(axis=-1, keepdims=True)
-    total = highest + mx.log(exp(logits - highest).sum(axis=-1, keepdims=True))
-    chosen = mx.take_along_axis(logits, tokens[:, None], axis=-1) - total
+    # Subtract the highest logit first: its sum with a small logarithm would lose digits.
+    log = mx.log(exp(logits - highest).sum(axis=-1, keepdims=True))
+    chosen = mx.take_along_axis(logits, tokens[:, None], axis=-1) - highest - log
     if k <= 1:
         best = mx.argmax(logits, axis=-1, keepdims=True)[:, :k]
-        return TopLogprobs(chosen[:, 0], best, (highest - total)[:, :k])
+        return TopLogprobs(chosen[:, 0], best, (highest - highest - log)[:, :k])
     best, top = largest(logits, k)
-    return TopLogprobs(chosen[:, 0], best, top - total)
+    return TopLogprobs(chosen[:, 0], best, top - highest - log)
 
 
 def top_logprobs_in_slices(logits: mx.array, tokens: mx.array, k: int) -> TopLogprobs:

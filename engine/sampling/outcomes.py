@@ -24,7 +24,9 @@ _FAILURES = {
 
 
 def soundness(raw: mx.array) -> tuple[mx.array, mx.array]:
-    """Which rows have no NaN and no +inf, and which have a number above -inf: ``[rows]`` each.
+    """Which rows are sound, and which have any possible token: ``[rows]`` booleans each.
+
+    A sound row has no NaN and no +inf; a possible token has a logit above -inf.
 
     Args:
         raw: ``[rows, vocabulary]`` float32, the model's own logits.
@@ -33,7 +35,7 @@ def soundness(raw: mx.array) -> tuple[mx.array, mx.array]:
 
 
 def row_outcomes(
-    tokens: mx.array, best: mx.array, sound: mx.array, some: mx.array | None
+    tokens: mx.array, best: mx.array, sound: mx.array, any_possible: mx.array | None
 ) -> mx.array:
     """Replaces the tokens of failed rows by failure codes.
 
@@ -43,14 +45,15 @@ def row_outcomes(
     Args:
         tokens: ``[rows]`` int32, chosen from arbitrary logits.
         best: ``[rows]``, the highest logits after bias, penalties and mask.
-        sound, some: see ``soundness``; without ``some``, a row has a number if it has a best one.
+        sound, any_possible: see ``soundness``. Without ``any_possible``, ``best`` says whether any
+            token is possible; that is only right if nothing was masked.
 
     Returns:
         ``[rows]`` int32: tokens, NONFINITE or NO_CHOICE.
     """
     possible = mx.abs(best) < mx.inf
-    any_left = possible if some is None else some
-    return mx.where(sound & any_left, mx.where(possible, tokens, NO_CHOICE), NONFINITE)
+    any_possible = possible if any_possible is None else any_possible
+    return mx.where(sound & any_possible, mx.where(possible, tokens, NO_CHOICE), NONFINITE)
 
 
 def tokens_of(outcomes: list[int], vocabulary: int) -> list[int]:

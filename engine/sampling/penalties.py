@@ -9,7 +9,8 @@ from collections.abc import Sequence as Seq
 import mlx.core as mx
 import numpy as np
 
-# No penalty makes a logit larger than this, which is well within float32.
+# No penalty makes a logit larger than this, or one above its negative less than that. It is well
+# within float32.
 HIGHEST = 1e38
 
 
@@ -79,7 +80,7 @@ class TokenCounts:
         """Applies the three penalties, each ``[rows, 1]``; see ``SamplingParams``.
 
         Returns:
-            ``[rows, vocabulary]``; finite logits never become +inf or NaN.
+            ``[rows, vocabulary]``; finite logits stay finite.
         """
         call = _penalized if mx.default_device() == mx.cpu else _compiled()
         counted = self.in_prompt, self.in_output
@@ -97,9 +98,10 @@ def _penalized(
 ) -> mx.array:
     present = in_output > 0
     repeated = mx.where(logits > 0, logits / repetition, logits * repetition)
-    logits = mx.where(in_prompt | present, repeated, logits)
-    logits = logits - presence * present - frequency * in_output
-    return mx.minimum(logits, HIGHEST)
+    bounded = mx.clip(repeated, mx.minimum(logits, -HIGHEST), HIGHEST)
+    # Other tokens keep their logits: a row's tokens do not depend on the penalties of others.
+    logits = mx.where(in_prompt | present, bounded, logits)
+    return logits - presence * present - frequency * in_output
 
 
 @functools.cache

@@ -68,6 +68,7 @@ class SamplerRow:
 
     @property
     def penalized(self) -> bool:
+        """Whether the row's logits depend on the tokens that have occurred."""
         p = self.params
         return p.repetition_penalty != 1 or bool(p.presence_penalty or p.frequency_penalty)
 
@@ -105,10 +106,10 @@ class Sampler:
         # The numbers of the rows that request log-probabilities.
         self._scored = [i for i, params in enumerate(self._params) if params.logprobs is not None]
         self._bans = any(params.min_tokens for params in self._params)
-        # Made at the first step with these rows. The result of ``_entries``, and whose rows' stop
-        # tokens it bans:
+        # Both are made at the first step with these rows: the numbers of the rows whose stop tokens
+        # are banned, with the result of ``_entries``;
         self._bias: tuple[list[int], NDArray[np.float32]] | None = None
-        # Repetition, presence and frequency penalty, each ``[rows, 1]``.
+        # and repetition, presence and frequency penalty, each ``[rows, 1]``.
         self._penalties: tuple[mx.array, mx.array, mx.array] | None = None
 
     @property
@@ -191,11 +192,11 @@ class Sampler:
             allowed = self._changed.array(np.float32, *raw.shape) if changed is raw else changed
             compiled_sampling.mask(changed, masks, into=allowed)
             changed = allowed
-        every = np.arange(len(raw))
-        own = compiled_sampling.highest(raw, every)
-        best = own if changed is raw else compiled_sampling.highest(changed, every)
-        given = best, own.values, generated, masks is not None
-        found = self._choice.on_host(changed, *given)
+        lines = np.arange(len(raw))
+        raw_best = compiled_sampling.highest(raw, lines)
+        best = raw_best if changed is raw else compiled_sampling.highest(changed, lines)
+        is_masked = masks is not None
+        found = self._choice.on_host(changed, best, raw_best.values, generated, is_masked)
         outcomes = self._agree(mx.array(found))
         chosen = mx.maximum(outcomes, 0)
         if self._counts is not None:
@@ -203,7 +204,7 @@ class Sampler:
         logprobs = None
         if self._scored:
             index = np.array(self._scored)
-            values = host_logprobs(raw, index, own, view(chosen)[index], self._top)
+            values = host_logprobs(raw, index, raw_best, view(chosen)[index], self._top)
             logprobs = Logprobs(self._scored, TopLogprobs(*map(mx.array, values)))
         return Sampled(chosen, outcomes, logprobs)
 
@@ -290,13 +291,19 @@ class Sampler:
 
     @property
     def _top(self) -> int:
-        """The most likely tokens whose log-probabilities any row requests."""
+        """How many likely tokens' log-probabilities any row requests."""
         wanted = (self._params[row].logprobs or 0 for row in self._scored)
         return min(max(wanted), self._vocabulary)
 
 
 def _places(owners: Seq[int], wanted: Seq[int], rows: int) -> list[int]:
-    """The indices in ``owners``, numbers below ``rows``, of the numbers that ``wanted`` has."""
+    """The places in ``owners`` of the numbers in ``wanted``.
+
+    Args:
+        owners: numbers of rows, in any order and any number of times.
+        wanted: different numbers of rows.
+        rows: how many rows there are.
+    """
     if len(wanted) in (0, rows):
         return list(range(len(owners))) if wanted else []
     among = set(wanted)
@@ -304,7 +311,9 @@ def _places(owners: Seq[int], wanted: Seq[int], rows: int) -> list[int]:
 
 
 def check_row(row: SamplerRow, vocabulary: int) -> None:
-    """Builds the sampling graph of a row alone, without evaluating it.
+    """Samples once for a row alone, so that an error hits no other row.
+
+    MLX only builds its graph; on a CPU compiled functions choose a token.
 
     Raises:
         Exception: of any type; sampling with the row's parameters fails in any batch.

@@ -5,14 +5,16 @@ from __future__ import annotations
 import mlx.core as mx
 
 _BLOCK = 64
-_LOWEST = -3e38
+# The lowest number that is finite.
+_LOWEST = -3.4028234663852886e38
 
 
 def largest(numbers: mx.array, k: int) -> tuple[mx.array, mx.array]:
     """The places of each row's ``k`` largest numbers, and those numbers, the largest first.
 
     They are in the ``k`` blocks of a row with the largest maxima, so only these blocks are sorted.
-    MLX partitions a row on one thread of a CPU, and sorts it on a GPU.
+    On a CPU equal numbers are in the order of their places, so that the first one does not depend
+    on ``k``.
 
     Args:
         numbers: ``[rows, length]`` float32, without NaN.
@@ -26,7 +28,8 @@ def largest(numbers: mx.array, k: int) -> tuple[mx.array, mx.array]:
     blocks = padded.reshape(rows, -1, _BLOCK)
     count = blocks.shape[1]
     if k < count:
-        best = mx.argpartition(-blocks.max(axis=-1), k - 1, axis=-1)[:, :k]
+        # MLX's sorts on a CPU keep the order of equal numbers, and a GPU partitions by sorting.
+        best = mx.sort(mx.argsort(-blocks.max(axis=-1), axis=-1)[:, :k], axis=-1)
         blocks = mx.take_along_axis(blocks, best[:, :, None], axis=1)
     else:
         best = mx.broadcast_to(mx.arange(count, dtype=mx.uint32), (rows, count))

@@ -1,6 +1,7 @@
 """Choices of tokens from logits, by ``llvm.sampling.choice``; all threads share the lines' parts.
 
-Lines are float32 and contiguous. Only to be called if ``available``.
+A line has the logits of one row, and the place of a logit is its number in the line. Lines are
+float32 and contiguous. Only to be called if ``available``.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def available() -> bool:
 
 
 def part_length(numbers: int) -> int:
-    """The numbers of each part of a line, but the last ones."""
+    """How many numbers each part of a line has; the last parts may have fewer, or none."""
     return -(-numbers // PARTS)
 
 
@@ -43,11 +44,11 @@ class Highest(NamedTuple):
 
 
 def highest(lines: Floats, rows: Integers) -> Highest:
-    """Looks at some lines.
+    """Finds the first highest number of some lines.
 
     Args:
         lines: ``[lines, numbers]``.
-        rows: the lines to look at.
+        rows: which lines, ``[rows]``.
     """
     places, values = np.empty(len(rows), np.int32), np.empty(len(rows), np.float32)
     _run(_kernel().scan, [lines, rows, places, values], [lines.shape[1]], len(rows), lines)
@@ -59,10 +60,13 @@ def mask(lines: Floats, bits: NDArray[np.int32], into: Floats) -> None:
 
     Args:
         lines: ``[lines, numbers]``.
-        bits: ``[lines, words]``; see ``sampling.masks``.
+        bits: ``[lines, words]``, a bit for each number; see ``sampling.masks``.
         into: ``[lines, numbers]``; may be ``lines``.
     """
-    bits = np.ascontiguousarray(bits)
+    bits = np.ascontiguousarray(bits, np.int32)
+    # NOTE: the kernel does not check how much memory it reads and writes.
+    assert bits.shape == (len(lines), -(-lines.shape[1] // 32))
+    assert into.shape == lines.shape
     sizes = [lines.shape[1], bits.shape[1] * bits.itemsize]
     _run(_kernel().mask, [lines, bits, into], sizes, len(lines), lines)
 
@@ -72,9 +76,9 @@ class Weights:
 
     Args:
         lines: ``[lines, numbers]``.
-        rows: the lines to weigh.
+        rows: which lines to weigh, ``[rows]``.
         highest: their highest logits, ``[rows]``.
-        rates: ``[rows]``.
+        rates: the inverse of their temperatures, ``[rows]``.
     """
 
     def __init__(self, lines: Floats, rows: Integers, highest: Floats, rates: Floats) -> None:
@@ -93,23 +97,23 @@ class Weights:
         _run(_kernel().sum_weights, arrays, self._sizes, sums.size, self._lines)
         return sums
 
-    def weigh(self, number: int, into: Floats) -> None:
-        """Computes the weights of row ``number``: ``[numbers]``."""
-        one = slice(number, number + 1)
+    def weigh(self, index: int, into: Floats) -> None:
+        """Computes the weights of the line ``rows[index]``: ``[numbers]``."""
+        one = slice(index, index + 1)
         lines, *columns = self._arrays
         arrays = [lines, *(column[one] for column in columns), into]
         _run(_kernel().weigh, arrays, self._sizes, PARTS, into)
 
     def race(self, least: Floats, parts: Integers, uniform: Floats) -> Integers:
-        """A number of one part of each line, with a probability in proportion to its weight.
+        """Draws a place in one part of each line, with a probability in proportion to its weight.
 
         Args:
-            least: the least weight of a number to be chosen, ``[rows]``.
-            parts: ``[rows]``.
+            least: the least weight that can be drawn, ``[rows]``.
+            parts: which part of each line, ``[rows]``, from 0 to below ``PARTS``.
             uniform: ``[rows, 1 + part_length]``, from 0 to below 1; the first of a row is not read.
 
         Returns:
-            ``[rows]``; -1 where there is none.
+            ``[rows]``, places in the lines; -1 where no weight of the part can be drawn.
         """
         tokens = np.empty(len(self._rows), np.int64)
         arrays = [*self._arrays, least, parts, uniform, tokens]
@@ -118,7 +122,7 @@ class Weights:
 
 
 def uniform_numbers(keys: NDArray[np.uint32], count: int) -> Floats:
-    """As ``mx.random.uniform`` of ``count`` float32 for each key: ``[keys, count]``.
+    """The numbers that ``mx.random.uniform`` gives for each key: ``[keys, count]``.
 
     Args:
         keys: ``[keys, 2]``.
@@ -137,6 +141,12 @@ def _kernel() -> choice.SamplingKernel:
 def _run(
     function: Function, arrays: list[NDArray[Any]], sizes: list[int], parts: int, read: Floats
 ) -> None:
-    """Computes a job on some arrays at once; ``read`` tells how much that is."""
+    """Computes a job now.
+
+    Args:
+        function: its arguments are the addresses of ``arrays``, and then ``sizes``.
+        parts: of the job.
+        read: the largest of the arrays; threads share the job if it is large.
+    """
     addresses = (each.ctypes.data for each in arrays)
     run_shared(function, *addresses, *sizes, parts=parts, is_shared=read.size >= MIN_SHARED)

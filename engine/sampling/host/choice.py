@@ -25,17 +25,18 @@ def choose(
     """As ``TokenChoice.__call__``, with logits in NumPy.
 
     Args:
-        best: the highest of ``lines``.
-        raw: the highest of the model's own logits, ``[rows]``.
-        drawing: the rows that are not greedy, if there are any.
+        best: the highest logits of ``lines``, and their tokens.
+        raw: the highest of the model's own logits, ``[rows]``; NaN if any of the row is.
+        drawing: the rows that are not greedy; None: all are.
     """
     tokens = best.places
     if drawing is not None:
         rows = np.array(drawing.numbers)
-        given = best.values[rows], tokens[rows], drawing.host_options, drawing.keys(generated)
+        options, keys = drawing.host_options, drawing.keys(generated)
         tokens = tokens.copy()
-        tokens[rows] = draw(lines, rows, *given)
+        tokens[rows] = draw(lines, rows, best.values[rows], tokens[rows], options, keys)
+    # The same conditions as in ``outcomes.row_outcomes``.
     possible = np.isfinite(best.values)
-    left = raw > -np.inf if masked else possible
+    any_finite = raw > -np.inf if masked else possible
     chosen = np.where(possible, tokens, NO_CHOICE)
-    return np.where((raw < np.inf) & left, chosen, NONFINITE).astype(np.int32)
+    return np.where((raw < np.inf) & any_finite, chosen, NONFINITE).astype(np.int32)

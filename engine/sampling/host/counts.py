@@ -14,6 +14,7 @@ from chairlift.engine.cpu.views import view
 from chairlift.engine.messages import SamplingParams
 from chairlift.engine.sampling.penalties import HIGHEST
 
+# The least number of new tokens for which memory is added at a time.
 _ROOM = 64
 
 
@@ -56,10 +57,11 @@ class _RowCounts:
             )
         )
         logits = line[tokens]
-        logits = np.where(logits > 0, logits / repetition, logits * repetition)
+        repeated = np.where(logits > 0, logits / repetition, logits * repetition)
+        logits = np.clip(repeated, np.minimum(logits, -HIGHEST), HIGHEST)
         logits -= presence * (counts > 0)
         logits -= frequency * counts.astype(np.float32)
-        line[tokens] = np.minimum(logits, HIGHEST)
+        line[tokens] = logits
 
 
 class HostCounts:
@@ -95,7 +97,7 @@ class HostCounts:
                 row.add([token])
 
     def penalize(self, lines: Floats, params: Seq[SamplingParams]) -> None:
-        """Changes logits ``[rows, vocabulary]``; finite ones never become +inf or NaN."""
+        """Changes logits ``[rows, vocabulary]``; finite ones stay finite."""
         with np.errstate(over="ignore"):
             for row, line, own in zip(self._rows, lines, params, strict=True):
                 if row is not None:

@@ -17,6 +17,7 @@ from chairlift.engine.cpu.gemm import Floats
 from chairlift.engine.cpu.views import Scratch
 from chairlift.engine.sampling.host.filters import threshold
 
+# Memory for the weights of one row.
 _weights = Scratch()
 
 
@@ -32,22 +33,20 @@ def draw(
 
     Args:
         lines: logits, ``[lines, vocabulary]`` float32.
-        rows: the rows' lines.
+        rows: the line of each row.
         best: each row's highest logit, ``[rows]``.
         likeliest: the token with that logit, ``[rows]``; no filter removes it.
-        options: temperature, top_k, top_p and min_p, ``[4, rows]``.
+        options: temperature (above 0), top_k, top_p and min_p, ``[4, rows]``.
         keys: see ``Drawing.keys``.
     """
     vocabulary = lines.shape[1]
-    temperature, top_k, top_p, least = options
+    temperature, top_k, top_p, min_p = options
     weights = Weights(lines, rows, best, np.float32(1) / temperature)
-    filtered = np.flatnonzero((top_k > 0) | (top_p < 1))
-    if len(filtered):
-        own, least = _weights.array(np.float32, vocabulary), least.copy()
-        for row in filtered.tolist():
-            weights.weigh(row, own)
-            found = threshold(own, int(top_k[row]), float(top_p[row]))
-            least[row] = max(found, least[row])
+    least = min_p.copy()
+    for row in np.flatnonzero((top_k > 0) | (top_p < 1)).tolist():
+        own = _weights.array(np.float32, vocabulary)
+        weights.weigh(row, own)
+        least[row] = max(threshold(own, int(top_k[row]), float(top_p[row])), min_p[row])
     uniform = uniform_numbers(keys, 1 + part_length(vocabulary))
     parts = _chosen_parts(weights.part_sums(least), uniform[:, :1])
     tokens = weights.race(least, parts, uniform)

@@ -28,25 +28,31 @@ def host_logprobs(
 
     Args:
         lines: logits, ``[lines, vocabulary]`` float32.
-        rows: the rows' lines.
-        best: the highest of all lines.
+        rows: the line of each row.
+        best: the highest logits of all lines, and their tokens.
         tokens: ``[rows]``.
+        k: from 0 to ``vocabulary``.
+
+    Returns:
+        NaN where a row's logits are not finite.
     """
     values = best.values[rows]
     ones, zeros = np.ones(len(rows), np.float32), np.zeros(len(rows), np.float32)
     with np.errstate(all="ignore"):  # rows whose logits are not finite
         sums = Weights(lines, rows, values, ones).part_sums(zeros).sum(axis=1)
-        totals = values + np.log(sums).astype(np.float32)
-        chosen = lines[rows, tokens] - totals
+        # Subtract the highest logit first: its sum with a small logarithm would lose digits.
+        logs = np.log(sums).astype(np.float32)
+        chosen = lines[rows, tokens] - values - logs
         if k <= 1:
-            first, score = best.places[rows, None], (values - totals)[:, None]
+            first, score = best.places[rows, None], (values - values - logs)[:, None]
             return HostLogprobs(chosen, first[:, :k], score[:, :k])
         top = np.stack([_largest(lines[row], k) for row in rows])
-        return HostLogprobs(chosen, top, lines[rows[:, None], top] - totals[:, None])
+        scores = lines[rows[:, None], top] - values[:, None] - logs[:, None]
+        return HostLogprobs(chosen, top, scores)
 
 
 def _largest(line: Floats, k: int) -> NDArray[np.int32]:
-    """The places of the ``k`` largest numbers, the largest first.
+    """The places of the ``k`` largest numbers, the largest first, and of equal ones the first.
 
     They are not below the least of the ``k`` largest maxima of blocks. A block's numbers are
     equally far apart, so that NumPy compares whole vectors.

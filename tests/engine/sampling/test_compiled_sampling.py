@@ -54,6 +54,16 @@ def test_a_mask_rules_out_the_numbers_without_a_bit(seed: int, numbers: int) -> 
     assert np.array_equal(lines, expected)
 
 
+@pytest.mark.parametrize("shape", [(ROWS - 1, 4), (ROWS, 3), (ROWS, 5)])
+def test_a_mask_of_another_size_is_refused(shape: tuple[int, int]) -> None:
+    """The kernel would read memory behind it."""
+    lines = _lines(0, 100)
+    with pytest.raises(AssertionError):
+        compiled_sampling.mask(lines, np.zeros(shape, np.int32), into=lines)
+    with pytest.raises(AssertionError):
+        compiled_sampling.mask(lines, np.zeros((ROWS, 4), np.int32), into=lines[1:])
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 10**6),

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from chairlift.engine.messages import SamplingParams
 from chairlift.engine.sampling.choice import SamplingMode, host_samples
+from chairlift.engine.sampling.logprobs import lazy_top_logprobs, top_logprobs
 from chairlift.engine.sampling.sampler import Sampler, SamplerRow
+from chairlift.scheduler.drafts import FILLER
 
 pytestmark = pytest.mark.skipif(not host_samples(), reason="this device samples otherwise")
 VOCABULARY = 100
@@ -98,6 +100,53 @@ def test_drafts(rows: list[SamplerRow], seed: int, data: st.DataObject) -> None:
         assert (here.outcomes != there.outcomes).sum().item() <= 1
         for sampler in samplers:
             sampler.count([[max(token, 0) for token in draft] + [1] for draft in drafts])
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=_rows, seed=st.integers(0, 10**6), data=st.data())
+def test_each_place_of_a_draft_is_sampled_as_without_other_rows(
+    rows: list[SamplerRow], seed: int, data: st.DataObject
+) -> None:
+    """With the tokens before it as the row's output, and with its own mask."""
+    tokens = st.integers(0, VOCABULARY - 1)
+    drafts = [data.draw(st.lists(tokens | st.just(FILLER), max_size=3)) for _ in rows]
+    rng = np.random.default_rng(seed)
+    places = [(row, i) for row, draft in enumerate(drafts) for i in range(len(draft) + 1)]
+    logits = rng.normal(0, 3, (len(places), VOCABULARY)).astype(np.float32)
+    bits = rng.integers(-(2**31), 2**31, (len(places), -(-VOCABULARY // 32))).astype(np.int32)
+    sampler = Sampler(VOCABULARY)
+    sampler.rearrange([], rows)
+    generated = [len(row.output) for row in rows]
+    found = sampler.sample_drafts(mx.array(logits), generated, drafts, bits)
+    for line, (row, i) in enumerate(places):
+        before = drafts[row][:i]
+        if FILLER in before:
+            continue  # never kept
+        output = [*rows[row].output, *before]
+        alone = Sampler(VOCABULARY)
+        alone.rearrange([], [SamplerRow(rows[row].params, rows[row].prompt, output)])
+        one = slice(line, line + 1)
+        expected = alone.sample(mx.array(logits[one]), [len(output)], bits[one])
+        assert found.outcomes[line].item() == expected.outcomes.item()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    vocabulary=st.sampled_from([1, 30, 64, 200, 5000]),
+    levels=st.sampled_from([1, 3, 40]),
+    k=st.integers(1, 20),
+)
+def test_of_equally_likely_tokens_the_first_are_reported(
+    seed: int, vocabulary: int, levels: int, k: int
+) -> None:
+    """Whatever other rows request, and on both ways; logits of 16 bits often tie."""
+    k = min(k, vocabulary)
+    logits = np.random.default_rng(seed).integers(0, levels, (3, vocabulary)).astype(np.float32)
+    expected = np.argsort(-logits, axis=1, kind="stable")[:, :k]
+    for call in (top_logprobs, lazy_top_logprobs):
+        found = call(mx.array(logits), mx.zeros(3, mx.int32), k)
+        assert np.array_equal(np.array(found.top_ids), expected)
 
 
 def test_logits_that_are_not_finite_fail_their_row_only() -> None:

@@ -333,8 +333,7 @@ def test_the_cpu_adds_up_the_probabilities_that_other_devices_do(
     logits[3, 0] = np.inf
     array, tokens, k = mx.array(logits), mx.zeros(5, mx.int32), min(5, vocabulary)
     here, there = (call(array, tokens, k) for call in (top_logprobs, lazy_top_logprobs))
-    # The likely tokens' ids differ where tokens tie.
-    for own, other in ((here.chosen, there.chosen), (here.top, there.top)):
+    for own, other in zip(here, there, strict=True):
         found, expected = np.array(own)[[0, 4]], np.array(other)[[0, 4]]
         assert np.allclose(found, expected, rtol=1e-6, atol=1e-6)
     assert not np.isfinite(np.array(here.chosen)[1:4]).any()

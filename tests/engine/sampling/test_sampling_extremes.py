@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from chairlift.engine.core.checks import MAX_REAL, check_params
 from chairlift.engine.errors import RowFailed
 from chairlift.engine.messages import SamplingParams
+from chairlift.engine.sampling.choice import SamplingMode
 from chairlift.engine.sampling.draw import PARTS, chosen_part, sample_categorical
-from chairlift.engine.sampling.logprobs import top_logprobs
+from chairlift.engine.sampling.logprobs import lazy_top_logprobs, top_logprobs
 from chairlift.engine.sampling.masks import allow, free
 from chairlift.engine.sampling.outcomes import NO_CHOICE, NONFINITE, tokens_of
 from chairlift.engine.sampling.sampler import Sampled, Sampler, SamplerRow
@@ -222,3 +223,53 @@ def test_log_probabilities_of_tokens_with_infinite_logits() -> None:
     assert scored.chosen.tolist() == [-math.inf]
     assert scored.top_ids.tolist()[0][:2] == [2, 0]
     assert not np.isnan(np.array(scored.top)).any()
+
+
+@pytest.mark.parametrize("call", [top_logprobs, lazy_top_logprobs])
+@pytest.mark.parametrize("k", [1, 4])
+@pytest.mark.parametrize("size", [0.0, 1.0, 50.0, 1e4, 1e6, 1e30, -1e4, -3.3e38])
+def test_log_probabilities_are_exact_for_logits_of_any_size(call: Any, k: int, size: float) -> None:
+    """Two tokens at 1e30 had a log-probability of 0 each."""
+    values = np.full((2, VOCABULARY), -np.inf, np.float32)
+    values[0, [3, 9, 40]] = size
+    values[1, [5, 6, 50]] = np.float32(size) * np.array([0.99, 0.995, 1], np.float32)
+    wide = values.astype(np.float64)
+    below = wide - wide.max(axis=1, keepdims=True)
+    expected = below - np.log(np.exp(below).sum(axis=1, keepdims=True))
+    scored = call(mx.array(values), mx.array([9, 6]), k)
+    assert np.array(scored.chosen) == pytest.approx(expected[[0, 1], [9, 6]], rel=1e-5)
+    ids = np.array(scored.top_ids)
+    descending = np.sort(values, axis=1)[:, : -k - 1 : -1]
+    assert np.array_equal(np.take_along_axis(values, ids.astype(np.int64), axis=1), descending)
+    top = np.take_along_axis(expected, ids.astype(np.int64), axis=1)
+    assert np.array(scored.top) == pytest.approx(top, rel=1e-5)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("size", [1e30, 1.5e38, 3.3e38])
+@pytest.mark.parametrize("repetition", [1 / MAX_REAL, 0.5, 1.0, 2.0, MAX_REAL])
+@pytest.mark.parametrize("more", [0.0, MAX_REAL, -MAX_REAL])
+def test_penalties_leave_finite_logits_finite(
+    lazy: bool, size: float, repetition: float, more: float
+) -> None:
+    """And the logits of other tokens and of other rows as they are."""
+    penalized = SamplingParams(
+        *(4, 1),
+        temperature=0.0,
+        repetition_penalty=repetition,
+        presence_penalty=more,
+        frequency_penalty=more,
+    )
+    ascending = np.linspace(0.5, 1, VOCABULARY, dtype=np.float32) * np.float32(size)
+    sampler = Sampler(VOCABULARY, mode=SamplingMode(lazy=lazy))
+    every = range(VOCABULARY)
+    free_row = SamplerRow(SamplingParams(4, 1, temperature=0.0), every, every)
+    all_seen = SamplerRow(penalized, every, every)
+    none_seen = SamplerRow(penalized, (0,), (0,))
+    sampler.rearrange([], [free_row, all_seen, all_seen, none_seen])
+    values = np.stack([ascending, ascending, -ascending, ascending])
+    outcomes: Any = sampler.sample(mx.array(values), [VOCABULARY] * 4).outcomes.tolist()
+    assert min(outcomes) >= 0
+    # A penalty below 1 may make a token that was seen likelier than the others.
+    expected = [VOCABULARY - 1, VOCABULARY - 1] if repetition >= 1 else [VOCABULARY - 1]
+    assert [outcomes[0], outcomes[3]][: len(expected)] == expected

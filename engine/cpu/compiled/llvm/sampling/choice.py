@@ -1,18 +1,23 @@
 """Choices of tokens from logits, in LLVM's language.
 
-All functions are jobs that several threads may share; see ``llvm.jobs``. A line is the
-``numbers`` logits of a row. A weight is ``exp((logit - highest) * rate)``; what is below
-``SMALLEST`` is 0. A line has ``PARTS`` parts of ``length`` numbers; the last ones may be shorter or
-empty.
+A line is the ``numbers`` logits of a row. A weight is ``exp((logit - highest) * rate)``; what is
+below ``SMALLEST`` is 0. A line has ``PARTS`` parts of ``length`` numbers; the last ones may be
+shorter or empty.
 
-- ``scan``: a part is a line. Its first highest number, and that number; NaN if any number is NaN.
-- ``mask``: a part is a line. Copies it, with -inf where its bits are 0.
-- ``weigh``: a part is a part of a line. Stores its weights.
-- ``sum_weights``: a part is a part of a line. The sum of its weights that are at least ``least``.
-- ``uniform``: a part is a line of random numbers below 1, those of MLX for a key.
-- ``race``: a part is a line. Each number of one part of it whose weight is at least ``least`` gets
-  an exponentially distributed time divided by its weight; the first one wins. -1 if all weights
-  are 0.
+All functions are jobs whose parts several threads may share; see ``llvm.jobs``. ``%part`` is the
+number of such a part. In four functions it computes a line:
+
+- ``scan``: the place of the line's first highest number, and that number; NaN if any number is NaN.
+- ``mask``: copies the line, with -inf where its bits are 0.
+- ``uniform``: a line of random numbers below 1, those of MLX for a key.
+- ``race``: each number of one part of the line whose weight is at least ``least`` gets an
+  exponentially distributed time divided by its weight. The place of the first one in time, or -1
+  if there is none.
+
+In two functions it computes one part of a line:
+
+- ``weigh``: stores its weights.
+- ``sum_weights``: the sum of its weights that are at least ``least``.
 """
 
 from __future__ import annotations
@@ -51,17 +56,17 @@ class SamplingKernel(NamedTuple):
     """The compiled functions. First the addresses of arrays, then numbers.
 
     Attributes:
-        scan: lines, their numbers (int64) to scan, tokens (int32) and logits of the results;
+        scan: lines, which of them to scan (int64), and the results' places (int32) and logits;
             numbers.
         mask: lines, bits (one int32 for 32 numbers), results; numbers, the bytes of a line's bits.
-        weigh: lines, the numbers (int64) of those to weigh, for each of these the highest logit and
-            the rate, and the weights; numbers, length.
+        weigh: lines, which of them to weigh (int64), for each of these the highest logit and the
+            rate, and the weights; numbers, length.
         sum_weights: the same, but for each line the least weight, and the sums (float64), in place
             of the weights; numbers, length.
         uniform: keys (two uint32 each), results; how many of each key.
-        race: lines, the numbers (int64) of those to choose from, for each of these the highest
-            logit, the rate, the least weight, the part (int64) and ``1 + length`` random numbers
-            of which the first is not read, and the results (int64); numbers, length.
+        race: lines, which of them to draw from (int64), for each of these the highest logit, the
+            rate, the least weight, the part (int64) and ``1 + length`` random numbers of which the
+            first is not read, and the resulting places (int64); numbers, length.
     """
 
     scan: Function
@@ -109,7 +114,7 @@ def source() -> str:
 
 
 def _line(index: str) -> str:
-    """``%line``: the address of the line that an index of ``%rows`` names."""
+    """``%line``: the address of the line whose number is at an index of ``%rows``."""
     return f"""
   {read("%row", "%rows", index, "i64")}
   %line.o = mul i64 %row, %numbers
@@ -118,7 +123,7 @@ def _line(index: str) -> str:
 
 
 def _limits(part: str) -> str:
-    """``%start`` and ``%stop`` of a part of a line."""
+    """``%start.at`` and ``%stop.at``: where a part of a line begins and ends."""
     return f"""
   %begin = mul i64 {part}, %length
   %start.at = call i64 @llvm.umin.i64(i64 %begin, i64 %numbers)
@@ -128,11 +133,12 @@ def _limits(part: str) -> str:
 
 
 def _weight() -> str:
+    """The weights of logits; 0 for NaN."""
     return f"""
 define internal {FLOATS} @weight({FLOATS} %x, {FLOATS} %high, {FLOATS} %rate) alwaysinline {{
   %below = fsub {FLOATS} %x, %high
-  %cooled = fmul {FLOATS} %below, %rate
-  %e = call {FLOATS} @exponential({FLOATS} %cooled)
+  %scaled = fmul {FLOATS} %below, %rate
+  %e = call {FLOATS} @exponential({FLOATS} %scaled)
   %some = fcmp oge {FLOATS} %e, {splat(SMALLEST, LANES)}
   %w = select {FLAGS} %some, {FLOATS} %e, {FLOATS} zeroinitializer
   ret {FLOATS} %w
@@ -141,7 +147,9 @@ define internal {FLOATS} @weight({FLOATS} %x, {FLOATS} %high, {FLOATS} %rate) al
 
 
 def _winner(best: str, at: str) -> str:
-    """``%winner``: the least number of ``at`` whose ``best`` is ``%most``, the highest."""
+    """``%most``: the highest of the lanes ``best``; ``%winner``: the least place in ``at`` that
+    has it.
+    """
     return f"""
   %most = call float @llvm.vector.reduce.fmax.v{LANES}f32({FLOATS} {best})
   {spread("%mosts", "%most", "float")}
@@ -151,8 +159,8 @@ def _winner(best: str, at: str) -> str:
 """
 
 
-def _heat(index: str) -> str:
-    """``%high`` and ``%rate`` of an index."""
+def _scale(index: str) -> str:
+    """``%high`` and ``%rate``: the highest logit and the rate at an index, in all lanes."""
     return f"""
   {read("%high.one", "%highest", index, "float")}
   {spread("%high", "%high.one", "float")}
@@ -162,7 +170,7 @@ def _heat(index: str) -> str:
 
 
 def _bound(index: str) -> str:
-    """``%bound``: the least weight of an index."""
+    """``%bound``: the least weight at an index, in all lanes."""
     return f"""
   {read("%bound.one", "%leasts", index, "float")}
   {spread("%bound", "%bound.one", "float")}
@@ -179,7 +187,7 @@ def _weighed(each: Pass) -> str:
 
 
 def _best(each: Pass, condition: str, value: str) -> str:
-    """The states ``best`` and ``at`` become a value and its place where a condition is true."""
+    """Where a condition is true, the states ``best`` and ``at`` become a value and its place."""
     end = each.end
     chosen = f"select {FLAGS} %{condition}{end}"
     return f"""
@@ -247,7 +255,7 @@ def _mask() -> str:
 
 
 def _part_of_line() -> str:
-    """``%index`` of the line and ``%own`` of its part, whose limits are computed."""
+    """``%index``: which line; ``%own``: which part of it; and that part's limits."""
     return f"""
   %index = udiv i64 %part, {PARTS}
   %own = urem i64 %part, {PARTS}
@@ -265,7 +273,7 @@ def _weigh() -> str:
     work = f"""
   {_part_of_line()}
   {_line("%index")}
-  {_heat("%index")}
+  {_scale("%index")}
   %weight.o = mul i64 %index, %numbers
   %weight.line = getelementptr float, ptr %weights, i64 %weight.o
   {loop("%start.at", "%stop.at", {}, body)}
@@ -289,7 +297,7 @@ def _sum_weights() -> str:
     work = f"""
   {_part_of_line()}
   {_line("%index")}
-  {_heat("%index")}
+  {_scale("%index")}
   {_bound("%index")}
   {loop("%start.at", "%stop.at", {"sum": (_DOUBLES, "zeroinitializer")}, body)}
   %total = call reassoc double @llvm.vector.reduce.fadd.v{LANES}f64(double 0.0, {_DOUBLES} %sum.all)
@@ -320,7 +328,7 @@ def _race() -> str:
     states = {"best": (FLOATS, "zeroinitializer"), "at": (INTEGERS, equal(-1))}
     work = f"""
   {_line("%part")}
-  {_heat("%part")}
+  {_scale("%part")}
   {_bound("%part")}
   {read("%own", "%places", "%part", "i64")}
   {_limits("%own")}

@@ -1,4 +1,8 @@
-"""Loops over the numbers of a line, for functions in LLVM's language."""
+"""Loops over the numbers of a line, for functions in LLVM's language.
+
+A loop's body is written twice: for full registers, and masked for the numbers that are left at the
+end. LLVM's names are unique, so the variables of each have an ending of their own (``Pass.end``).
+"""
 
 from __future__ import annotations
 
@@ -21,8 +25,8 @@ class Pass(NamedTuple):
     """Some numbers of a loop: all of a register, or those that are left.
 
     Attributes:
-        end: of the names of its variables.
-        before: of the names of the states before it.
+        end: what the names of its variables end with.
+        before: what the names of the states before it end with.
         masked: whether only the lanes of ``%rest.mask`` have numbers.
     """
 
@@ -36,7 +40,7 @@ class Pass(NamedTuple):
         return f"%i{self.end}"
 
     def state(self, name: str) -> str:
-        """A state before this pass."""
+        """The variable with a state before this pass."""
         return f"%{name}{self.before}"
 
     def load(self, name: str, base: str, default: float, index: str = "") -> str:
@@ -67,14 +71,14 @@ def loop(
     stop: str,
     states: dict[str, tuple[str, str]],
     body: Callable[[Pass], str],
-    before: str = "work",
 ) -> str:
     """Visits the numbers from ``start`` to before ``stop``, a register at a time.
+
+    It follows the block ``work``, as the first loop of a job's body (``llvm.jobs.shared``).
 
     Args:
         states: types and first values by name. Afterwards they are ``%NAME.all``.
         body: for a pass, the lines that compute each ``%NAME.next`` with the pass's ending.
-        before: the label of the block that this follows.
     """
     whole = body(Pass("", "", masked=False))
     rest = body(Pass(".rest", ".whole", masked=True))
@@ -99,14 +103,14 @@ def loop(
   %whole.some = icmp ult i64 {start}, %i.rest
   br i1 %whole.some, label %loop, label %last
 loop:
-  %i = phi i64 [{start}, %{before}], [%i.next, %loop]
-  {phis("", (first, before), (named(".next"), "loop"))}
+  %i = phi i64 [{start}, %work], [%i.next, %loop]
+  {phis("", (first, "work"), (named(".next"), "loop"))}
   {whole}
   %i.next = add i64 %i, {LANES}
   %i.more = icmp ult i64 %i.next, %i.rest
   br i1 %i.more, label %loop, label %last
 last:
-  {phis(".whole", (first, before), (named(".next"), "loop"))}
+  {phis(".whole", (first, "work"), (named(".next"), "loop"))}
   %rest.some = icmp ne i64 %rest.count, 0
   br i1 %rest.some, label %tail, label %end
 tail:
@@ -121,6 +125,7 @@ end:
 
 
 def lane_numbers() -> str:
+    """A register of 0, 1, 2 and so on."""
     return "<" + ", ".join(f"i32 {lane}" for lane in range(LANES)) + ">"
 
 
@@ -130,7 +135,7 @@ def equal(value: int) -> str:
 
 
 def spread(name: str, value: str, kind: str) -> str:
-    """A register whose lanes are all a number."""
+    """A register that has a number in all lanes."""
     vector = f"<{LANES} x {kind}>"
     return (
         f"{name}.first = insertelement {vector} poison, {kind} {value}, i32 0\n"
@@ -147,11 +152,11 @@ def read(name: str, array: str, index: str, kind: str) -> str:
     )
 
 
-def places(each: Pass, name: str = "place") -> str:
-    """``%place``: the number of each lane."""
+def places(each: Pass) -> str:
+    """``%place``: where in the line the number of each lane is."""
     end = each.end
     return (
-        f"%{name}.one{end} = trunc i64 {each.first} to i32\n"
-        f"{spread(f'%{name}.begin{end}', f'%{name}.one{end}', 'i32')}"
-        f"%{name}{end} = add {INTEGERS} %{name}.begin{end}, {lane_numbers()}\n"
+        f"%place.one{end} = trunc i64 {each.first} to i32\n"
+        f"{spread(f'%place.begin{end}', f'%place.one{end}', 'i32')}"
+        f"%place{end} = add {INTEGERS} %place.begin{end}, {lane_numbers()}\n"
     )
