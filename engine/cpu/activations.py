@@ -54,7 +54,7 @@ def install(model: Any) -> bool:
         for name, ours in _GATED.items():
             current = names.get(name)
             original = getattr(current, "replaces", current)
-            if original is not None and (name, id(original)) in known:
+            if callable(original) and (name, id(original)) in known:
                 found = True
                 if current is original:
                     names[name] = _replacing(original, ours)
