@@ -52,9 +52,9 @@ def install(model: Any) -> bool:
             names["nn"] = _nn
             found = True
         for name, ours in _GATED.items():
-            current = names.get(name)
-            original = getattr(current, "replaces", current)
-            if callable(original) and (name, id(original)) in known:
+            current: Any = names.get(name)
+            original: Any = getattr(current, "replaces", current)
+            if (name, id(original)) in known:
                 found = True
                 if current is original:
                     names[name] = _replacing(original, ours)
