@@ -24,6 +24,7 @@ import uvloop
 
 from chairlift.api.cli.arguments.parser import CommandParser
 from chairlift.loadtest.bench.client import OpenAIClient
+from chairlift.loadtest.bench.files import output_file
 from chairlift.loadtest.bench.load import run_load
 from chairlift.loadtest.bench.metrics import compute_metrics
 from chairlift.loadtest.bench.progress import Progress
@@ -226,7 +227,7 @@ def _arguments() -> argparse.Namespace:
         metavar="SECONDS",
         help="time limit for a server to start (default: %(default)s)",
     )
-    add("--out", type=Path, metavar="FILE", help="write all figures to a JSON file")
+    add("--out", type=output_file, metavar="FILE", help="write all figures to a JSON file")
     add(
         "--only",
         type=lambda text: text.split(","),

@@ -189,6 +189,11 @@ def distribution(seconds: Sequence[float], percentiles: Sequence[float]) -> Dist
     )
 
 
+def percentile_name(p: float) -> str:
+    """The number of a percentile as in vLLM's results: 99 or 99.9."""
+    return str(int(p)) if p == int(p) else str(p)
+
+
 def _is_good(reply: Reply, goodput: dict[str, float]) -> bool:
     # A reply of one token has no TPOT, so it cannot miss that objective.
     measured = {"ttft": reply.ttft, "tpot": reply.tpot or 0.0, "e2el": reply.latency}

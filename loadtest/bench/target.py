@@ -20,7 +20,7 @@ class Target(NamedTuple):
 
     Attributes:
         backend: vLLM's name for the kind of requests.
-        base_url: the server's address without a path.
+        base_url: the server's address, without a slash at its end.
         endpoint: the path.
     """
 
@@ -73,13 +73,14 @@ def _address(base_url: str | None, host: str | None, port: int | None) -> str:
     try:
         parts = urlsplit(base_url)
         known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        known = known and not any(mark in base_url for mark in "?#")
     except ValueError:
         known = False
     if not known:
         raise UsageError("--base-url must have the form http://HOST:PORT or https://HOST:PORT")
     if parts.path.rstrip("/").endswith("/v1"):
         raise UsageError("--base-url must not end in /v1, because --endpoint begins with it")
-    return base_url
+    return base_url.rstrip("/")
 
 
 def _joined(host: str, port: int) -> str:

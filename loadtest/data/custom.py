@@ -6,7 +6,7 @@ import itertools
 import json
 from pathlib import Path
 
-from chairlift.loadtest.data.workload import WorkloadRequest
+from chairlift.loadtest.data.workload import MAX_TOKENS, WorkloadRequest
 from chairlift.loadtest.errors import UsageError
 
 # Tokens of a reply if neither flag nor file gives a number; vLLM's value.
@@ -23,9 +23,11 @@ def custom_requests(path: Path, count: int, output_len: int | None) -> list[Work
     """
     try:
         # Not splitlines, for which some characters within a text end a line, too.
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except OSError as error:
         raise UsageError(f"--dataset-path: {error}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"--dataset-path: {path} is not UTF-8: {error}") from error
     requests = [
         _parse_line(line, f"{path}:{number}", output_len)
         for number, line in enumerate(lines, 1)
@@ -49,7 +51,7 @@ def _parse_line(line: str, where: str, output_len: int | None) -> WorkloadReques
     except UnicodeEncodeError as error:
         raise UsageError(f'{where}: the "prompt" cannot be sent: {error.reason}') from error
     num_tokens = output_len or entry.get("output_tokens", DEFAULT_CUSTOM_OUTPUT_LEN)
-    if not isinstance(num_tokens, int) or num_tokens < 1:
-        raise UsageError(f'{where}: "output_tokens" must be a whole number of at least 1')
+    if type(num_tokens) is not int or not 1 <= num_tokens <= MAX_TOKENS:
+        raise UsageError(f'{where}: "output_tokens" must be a whole number from 1 to {MAX_TOKENS}')
     # Words approximate tokens until the server's usage gives the number.
     return WorkloadRequest(prompt, len(prompt.split()), num_tokens)
