@@ -229,6 +229,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         except LoadTestError as error:
             print(f"null: {error}", file=sys.stderr)
             return 1
+        except KeyboardInterrupt:
+            print("null: interrupted", file=sys.stderr)
+            return 130
     for run in runs:
         print(report(run, given.streams), flush=True)
     if given.out is not None:

@@ -180,6 +180,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (LoadTestError, aiohttp.ClientError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("schemas: interrupted", file=sys.stderr)
+        return 130
     for failure in report.failures:
         print(failure, file=sys.stderr)
     print(report)

@@ -174,6 +174,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (LoadTestError, aiohttp.ClientError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("structured: interrupted", file=sys.stderr)
+        return 130
     print(costs)
     if given.json is not None:
         given.json.write_text(json.dumps(asdict(costs), indent=2) + "\n")

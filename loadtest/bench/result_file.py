@@ -29,6 +29,7 @@ def result_json(run: BenchRun) -> dict[str, Any]:
         "backend": config.backend,
         "label": config.label,
         "model_id": run.model,
+        "tokenizer_id": config.tokenizer or run.model,
         "num_prompts": len(replies),
         "request_rate": "inf" if math.isinf(config.request_rate) else config.request_rate,
         "burstiness": config.burstiness,
@@ -109,7 +110,10 @@ def _path(config: BenchConfig, model: str, date: str) -> Path:
         f"-concurrency{config.max_concurrency}" if config.max_concurrency is not None else ""
     )
     model = _as_name(os.path.basename(model.rstrip("/")))
-    return folder / f"{label}-{config.request_rate}qps{concurrency}-{model}-{date}.json"
+    rate = f"{config.request_rate}qps"
+    if config.ramp is not None:
+        rate = f"ramp-up-{config.ramp.strategy}-{config.ramp.start:g}qps-{config.ramp.end:g}qps"
+    return folder / f"{label}-{rate}{concurrency}-{model}-{date}.json"
 
 
 def _as_name(text: str) -> str:

@@ -86,7 +86,7 @@ def _facts(run: BenchRun) -> Element:
     if config.label:
         facts.insert(0, masked(config.label, [config.api_key or ""]))
     if config.cancel_rate:
-        facts.append(f"{config.cancel_rate:.0%} of the clients leave")
+        facts.append(f"{config.cancel_rate:.0%} of the clients cancel")
     if config.slow_reader_rate:
         facts.append(f"{config.slow_reader_rate:.0%} read slowly")
     return element("p", " · ".join(facts), class_="muted")

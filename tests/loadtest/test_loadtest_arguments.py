@@ -214,3 +214,13 @@ async def test_images_show_progress(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert await _updates_during(progress, build_workload(config, count, progress.add_done)) > 3
     assert progress.done == 10
+
+
+def test_a_ramp_and_the_tokenizer_are_in_the_result(tmp_path: Path) -> None:
+    ramp = {"ramp_up_strategy": "linear", "ramp_up_start_rps": 1.0, "ramp_up_end_rps": 2.5}
+    run = bench_run(result_dir=str(tmp_path), tokenizer="org/tokens", **ramp)
+    result = result_json(run)
+    path = save_result(run.config, result)
+    assert path.name.startswith("openai-ramp-up-linear-1qps-2.5qps-concurrency4-model-")
+    assert result["tokenizer_id"] == "org/tokens"
+    assert result_json(bench_run())["tokenizer_id"] == "org/model"

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 from chairlift.scheduler.simulate.__main__ import main
+from chairlift.scheduler.simulate.simulation import Simulation
 from chairlift.scheduler.simulate.trace import TraceError, TraceRequest, read_trace
 
 
@@ -138,6 +141,26 @@ def test_invalid_flags_are_refused(
 ) -> None:
     assert main(flags.split()) == 2
     assert message in capsys.readouterr().err
+
+
+def test_an_interrupted_simulation_reports_what_it_has_served(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Simulation.run
+
+    def interrupted(self: Simulation, requests: Iterable[TraceRequest]) -> Iterator[int]:
+        served = 0
+        for done in run(self, requests):
+            served += done
+            yield done
+            if served >= 20:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(Simulation, "run", interrupted)
+    assert main(["--requests", "500"]) == 130
+    printed = capsys.readouterr()
+    assert "interrupted; the report is of the requests so far" in printed.err
+    assert re.search(r"^requests +2\d served", printed.out)
 
 
 def test_bytes_that_are_no_number_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
