@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
+import resource
 import signal
 import sys
 from collections.abc import Sequence
@@ -34,6 +36,9 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
+# The open files that a load test asks the system for, and fewer if it refuses.
+_FILE_LIMITS = (65_536, 10_240)
+
 
 def run(args: argparse.Namespace) -> int:
     """Runs the load test that the flags describe.
@@ -42,6 +47,7 @@ def run(args: argparse.Namespace) -> int:
     server is unusable or results could not be saved; 2 for wrong flags; 130 after Ctrl-C.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    _raise_file_limit()
     try:
         points = parse_sweep(args.sweep).arguments(args) if args.sweep else [args]
         configs = [config_from_args(point) for point in points]
@@ -52,6 +58,19 @@ def run(args: argparse.Namespace) -> int:
         return EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED
     except KeyboardInterrupt:
         return _interrupted()
+
+
+def _raise_file_limit() -> None:
+    """Lets this process open more connections. By default a process on macOS has 256 files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for wanted in _FILE_LIMITS:
+        limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        if soft == resource.RLIM_INFINITY or limit <= soft:
+            return
+        # macOS refuses more than its kernel allows, although the limit of the process is higher.
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+            return
 
 
 def config_from_args(args: argparse.Namespace) -> BenchConfig:

@@ -10,6 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+# NumPy would import it with the first median, when connections may have taken all files.
+import numpy.ma
+
 
 @dataclass(slots=True)
 class Reply:

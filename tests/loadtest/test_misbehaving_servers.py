@@ -8,6 +8,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -261,3 +263,23 @@ async def test_tokenize_is_asked_with_the_field_that_the_server_knows(
     async with OpenAIClient("http://127.0.0.1:1") as client:
         assert [await client.count_tokens("a b c") for _ in range(3)] == [3, 3, 3]
     assert asked == ["prompt", "content", "content", "content"]
+
+
+@pytest.mark.parametrize("hard", [90, 600])
+def test_a_limit_of_open_files_is_raised_or_costs_requests_but_no_results(hard: int) -> None:
+    program = (
+        f"import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (90, {hard}))\n"
+        "from chairlift.loadtest import cli\n"
+        "sys.exit(cli.main())\n"
+    )
+    flags = ("--num-prompts", "200", "--random-input-len", "4", "--random-output-len", "5")
+    with serving(FakeServer(token_seconds=0.2)) as fake:
+        command = [sys.executable, "-c", program, "--base-url", fake.base_url, *flags]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    completed = int(re.findall(r"Successful requests: +(\d+)", done.stdout)[0])
+    if hard == 600:
+        assert (done.returncode, completed) == (cli.EXIT_OK, 200), done.stderr
+    else:
+        assert done.returncode == cli.EXIT_FAILED
+        assert 20 < completed < 90
+        assert "Too many open files" in done.stdout
