@@ -19,20 +19,21 @@ def custom_requests(path: Path, count: int, output_len: int | None) -> list[Work
     A file with fewer lines is repeated. ``output_len`` overrides the lengths in the file.
 
     Raises:
-        UsageError: the file cannot be read, is empty, or a line has another format.
+        UsageError: the file cannot be read, is empty, or one of these lines has another format.
     """
+    requests: list[WorkloadRequest] = []
     try:
-        # Not splitlines, for which some characters within a text end a line, too.
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
+        # The file may be large, so no more of it is read than needed.
+        with path.open(encoding="utf-8-sig", newline="\n") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    requests.append(_parse_line(line, f"{path}:{number}", output_len))
+                if len(requests) == count:
+                    break
     except OSError as error:
         raise UsageError(f"--dataset-path: {error}") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"--dataset-path: {path} is not UTF-8: {error}") from error
-    requests = [
-        _parse_line(line, f"{path}:{number}", output_len)
-        for number, line in enumerate(lines, 1)
-        if line.strip()
-    ]
     if not requests:
         raise UsageError(f"--dataset-path: {path} holds no prompts")
     return list(itertools.islice(itertools.cycle(requests), count))

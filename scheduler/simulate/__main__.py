@@ -155,7 +155,9 @@ def main(arguments: list[str] | None = None) -> int:
         limits = _limits(options)
         requests = _requests(options)
         noise = factors(options.noise, options.seed)
-    except ValueError as error:
+        if options.json:  # checked before a long simulation
+            options.json.open("a").close()
+    except (ValueError, OSError) as error:
         print(f"simulate: {error}", file=sys.stderr)
         return 2
     simulation = Simulation(limits, MACHINES[options.machine].cost, noise)

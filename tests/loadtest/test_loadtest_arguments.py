@@ -224,3 +224,11 @@ def test_a_ramp_and_the_tokenizer_are_in_the_result(tmp_path: Path) -> None:
     assert path.name.startswith("openai-ramp-up-linear-1qps-2.5qps-concurrency4-model-")
     assert result["tokenizer_id"] == "org/tokens"
     assert result_json(bench_run())["tokenizer_id"] == "org/model"
+
+
+def test_only_the_prompts_that_are_sent_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "prompts"
+    path.write_text('{"prompt": "a\\u2028b"}\n\n{"prompt": "c"}\nno JSON\n', encoding="utf-8")
+    assert [request.prompt for request in custom_requests(path, 2, 5)] == ["a\u2028b", "c"]
+    with pytest.raises(UsageError, match=":4: not JSON"):
+        custom_requests(path, 3, 5)

@@ -130,7 +130,7 @@ def test_an_invalid_line_is_named(
         ("--rate 0", "rate must be above 0"),
         ("--noise 1", "noise must be"),
         ("--max-step-ms nan", "max-step-ms must be above 0"),
-        ("--requests 2 --json /nowhere/out.json", "/nowhere/out.json"),
+        ("--requests 2000000 --json /nowhere/out.json", "/nowhere/out.json"),
         ("--priorities 0:-1", "shares of priorities"),
         ("--trace /nowhere", "/nowhere"),
         ("--trace /nowhere --requests 0", "requests must be above 0"),
