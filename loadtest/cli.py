@@ -85,7 +85,7 @@ def config_from_args(args: argparse.Namespace) -> BenchConfig:
     target = find_target(args.backend, args.base_url, args.host, args.port, args.endpoint)
     values |= target._asdict()
     values["api_key"] = args.api_key or _key_from_environment()
-    values["percentile_metrics"] = tuple(args.percentile_metrics.split(","))
+    values["percentile_metrics"] = tuple(map(str.strip, args.percentile_metrics.split(",")))
     try:
         values["metric_percentiles"] = tuple(map(float, args.metric_percentiles.split(",")))
     except ValueError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Literal, NamedTuple, get_args
 from urllib.parse import urlsplit
 
@@ -88,6 +89,12 @@ def _joined(host: str, port: int) -> str:
         raise UsageError(f"--port must be between 1 and {_MAX_PORT}, not {port}")
     if not host or any(mark in host for mark in "/@?# "):
         raise UsageError(f"--host {host}: give a name or an IP address; --base-url takes addresses")
-    # An IPv6 address stands in brackets.
-    shown = f"[{host}]" if ":" in host and not host.startswith("[") else host
-    return f"http://{shown}:{port}"
+    if ":" not in host:
+        return f"http://{host}:{port}"
+    # An IPv6 address stands in brackets in a URL. It may have a zone: fe80::1%eth0.
+    address = host.removeprefix("[").removesuffix("]")
+    try:
+        ipaddress.IPv6Address(address)
+    except ValueError as error:
+        raise UsageError(f"--host {host}: not an IPv6 address; --port takes the port") from error
+    return f"http://[{address}]:{port}"

@@ -16,7 +16,7 @@ from support.bench_run import bench_run
 from support.fake_server import SMALL, FakeServer, bench, serving
 from support.tiny import tiny_tokenizer
 
-from chairlift.loadtest import cli, prefix, structured
+from chairlift.loadtest import cli, null, prefix, schemas, structured
 from chairlift.loadtest.bench import files
 from chairlift.loadtest.bench.config import BenchConfig
 from chairlift.loadtest.bench.dataset import build_workload
@@ -28,6 +28,7 @@ from chairlift.loadtest.bench.tokenizer import local_counter
 from chairlift.loadtest.data import random_images
 from chairlift.loadtest.data.custom import custom_requests
 from chairlift.loadtest.data.sharegpt import sharegpt_requests
+from chairlift.loadtest.engine_bench.flags import engine_parser
 from chairlift.loadtest.errors import UsageError
 from chairlift.loadtest.servers.child import free_port
 
@@ -132,6 +133,13 @@ def test_a_file_is_checked_without_a_trace_and_written_through_links(tmp_path: P
         output_file(str(tmp_path))
 
 
+def test_names_of_latencies_may_have_spaces(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(FakeServer()) as fake:
+        flags = ("--percentile-metrics", "ttft, e2el", "--metric-percentiles", "50, 99")
+        assert bench(fake, *SMALL, *flags) == cli.EXIT_OK
+    assert "P50 E2EL (ms):" in capsys.readouterr().out
+
+
 def test_percentiles_keep_their_digits_as_in_vllm() -> None:
     run = bench_run()
     latency = run.metrics.latencies["ttft"]
@@ -232,3 +240,18 @@ def test_only_the_prompts_that_are_sent_are_read(tmp_path: Path) -> None:
     assert [request.prompt for request in custom_requests(path, 2, 5)] == ["a\u2028b", "c"]
     with pytest.raises(UsageError, match=":4: not JSON"):
         custom_requests(path, 3, 5)
+
+
+@pytest.mark.parametrize(
+    ("tool", "flag"), [(null, "--out"), (schemas, "--json"), (structured, "--json")]
+)
+def test_a_tool_checks_its_file_first(
+    tool: Any, flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        tool.main([flag, "/dev/null/none"])
+    assert f"argument {flag}: file: " in capsys.readouterr().err
+    # The parser of the engine's benchmark also runs in processes of its own.
+    parser = engine_parser("", ["shape"], ["float32"])
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--out", "/dev/null/none"])
