@@ -24,6 +24,7 @@ import uvloop
 
 from chairlift.api.cli.arguments.parser import CommandParser
 from chairlift.loadtest.bench.client import OpenAIClient
+from chairlift.loadtest.bench.files import output_file
 from chairlift.loadtest.bench.load import run_load
 from chairlift.loadtest.bench.metrics import compute_metrics
 from chairlift.loadtest.bench.progress import Progress
@@ -226,7 +227,7 @@ def _arguments() -> argparse.Namespace:
         metavar="SECONDS",
         help="time limit for a server to start (default: %(default)s)",
     )
-    add("--out", type=Path, metavar="FILE", help="write all figures to a JSON file")
+    add("--out", type=output_file, metavar="FILE", help="write all figures to a JSON file")
     add(
         "--only",
         type=lambda text: text.split(","),
@@ -237,8 +238,11 @@ def _arguments() -> argparse.Namespace:
     for name in args.only:
         if name not in SERVERS:
             parser.error(f"--only {name}: choose from {', '.join(SERVERS)}")
-    if min(args.streams, args.requests, args.prompt_tokens, args.output_tokens) < 1:
+    counts = (args.prompt_tokens, args.output_tokens, args.long_prompt_tokens)
+    if min(args.streams, args.requests, *counts) < 1:
         parser.error("--streams, --requests and token counts must be at least 1")
+    if not args.idle_seconds > 0:
+        parser.error("--idle-seconds must be greater than 0")
     return args
 
 
@@ -247,7 +251,7 @@ def main() -> int:
     args = _arguments()
     exit_on_sigterm()
     workload = SharedWorkload(args)
-    results, all_measured = [], True
+    results, all_measured, interrupted = [], True, False
     try:
         for start in _starters(args):
             try:
@@ -262,14 +266,17 @@ def main() -> int:
         print(f"compare: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
+        # The servers that have been measured are still reported.
         print("compare: interrupted", file=sys.stderr)
-        return 130
+        interrupted = True
     if not results:
-        return 1
+        return 130 if interrupted else 1
     comparison = Comparison(results)
     print(comparison_report(comparison))
     if args.out is not None:
         args.out.write_text(json.dumps(_as_json(args, comparison), indent=1), encoding="utf-8")
+    if interrupted:
+        return 130
     return 0 if all_measured and comparison.holds else 1
 
 

@@ -28,6 +28,7 @@ import uvloop
 
 from chairlift.api.cli.arguments.parser import CommandParser
 from chairlift.loadtest.bench.client import OpenAIClient
+from chairlift.loadtest.bench.files import output_file
 from chairlift.loadtest.bench.load import LoadResult, run_load
 from chairlift.loadtest.bench.progress import Progress
 from chairlift.loadtest.data.words import WORDS
@@ -199,7 +200,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="MS",
         help="how long each step sleeps, as if an accelerator computed (default: not at all)",
     )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write all figures as JSON")
+    parser.add_argument("--out", type=output_file, metavar="FILE", help="write all figures as JSON")
     given = parser.parse_args(argv)
     if min(given.streams, given.output_tokens, given.runs) < 1:
         parser.error("--streams, --output-tokens and --runs must be at least 1")
@@ -228,6 +229,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         except LoadTestError as error:
             print(f"null: {error}", file=sys.stderr)
             return 1
+        except KeyboardInterrupt:
+            print("null: interrupted", file=sys.stderr)
+            return 130
     for run in runs:
         print(report(run, given.streams), flush=True)
     if given.out is not None:

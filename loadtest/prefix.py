@@ -127,6 +127,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             except LoadTestError as error:
                 print(f"{model.name}: {error}", file=sys.stderr)
                 return 2
+            except KeyboardInterrupt:
+                print("prefix: interrupted", file=sys.stderr)
+                return 130
         print(_line(model, results), flush=True)
         again = [result.first / results[0].first for result in results[1:]]
         passed = passed and max([results[0].ratio, *again]) <= LIMIT

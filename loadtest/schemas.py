@@ -23,6 +23,7 @@ import uvloop
 
 from chairlift.api.cli.arguments.parser import CommandParser
 from chairlift.engine.config import DEFAULT_MODEL
+from chairlift.loadtest.bench.files import output_file
 from chairlift.loadtest.bench.progress import Progress
 from chairlift.loadtest.errors import LoadTestError, UsageError
 from chairlift.loadtest.random_schemas import Schema, random_schema
@@ -162,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--seed", type=int, default=0, help="seed of the random schemas (default: %(default)s)"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="write the result as JSON")
     given = parser.parse_args(argv)
     exit_on_sigterm()
     try:
@@ -179,6 +180,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (LoadTestError, aiohttp.ClientError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("schemas: interrupted", file=sys.stderr)
+        return 130
     for failure in report.failures:
         print(failure, file=sys.stderr)
     print(report)

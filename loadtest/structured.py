@@ -24,6 +24,7 @@ import uvloop
 
 from chairlift.api.cli.arguments.parser import CommandParser
 from chairlift.engine.config import DEFAULT_MODEL
+from chairlift.loadtest.bench.files import output_file
 from chairlift.loadtest.bench.progress import Progress
 from chairlift.loadtest.errors import LoadTestError, ServerError
 from chairlift.loadtest.servers import peers
@@ -160,7 +161,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--rounds", type=int, default=5, help="measured pairs of batches (default: %(default)s)"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="write the result as JSON")
     given = parser.parse_args(argv)
     if given.rows < 2 or min(given.tokens, given.rounds) < 1:
         parser.error("--rows must be at least 2, and --tokens and --rounds 1")
@@ -173,6 +174,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (LoadTestError, aiohttp.ClientError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("structured: interrupted", file=sys.stderr)
+        return 130
     print(costs)
     if given.json is not None:
         given.json.write_text(json.dumps(asdict(costs), indent=2) + "\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -32,13 +33,18 @@ _KEEPALIVE = 1.0
 _SLOW_BUFFER = 2048
 # Reads per second of a slow reader.
 _SLOW_READS = 4
+# Seconds for the end of a response after the stream's last event. A server that keeps it open
+# longer loses the connection, not the reply.
+_END_TIMEOUT = 1.0
+# Bytes of a response without events that an error shows.
+_SHOWN_BYTES = 1024
 
 
 class OpenAIClient:
     """Sends requests to one endpoint of one server. Use it as an asynchronous context manager.
 
     Args:
-        base_url: the server's address without a path.
+        base_url: the server's address; it may have a path, which precedes all others.
         endpoint: the path of requests. One that ends with /chat/completions gets the prompt as a
             user message.
         model: the model's name in requests; None: the field is left out.
@@ -61,6 +67,8 @@ class OpenAIClient:
         self.model = model
         self._url = self.base_url + endpoint
         self._chat = is_chat(endpoint)
+        # The names of the text's field in /tokenize: all, then the one that the server knows.
+        self._text_fields: tuple[str, ...] = ("prompt", "content")
         self._body = dict(body or {})
         headers = {"Content-Type": "application/json"}
         if api_key:
@@ -98,7 +106,8 @@ class OpenAIClient:
     ) -> Reply:
         """Sends a request and reads its reply to the end, or until the request's cancellation.
 
-        Never raises because of the server: a failure is reported in the reply's ``error``.
+        Never raises because of the server: a failure is reported in the reply's ``error``, and
+        ``end`` is then when it was noticed.
         """
         payload = self._payload(request)
         slow = request.bytes_per_s is not None
@@ -108,27 +117,46 @@ class OpenAIClient:
         reply.start = reply.end = time.perf_counter()
         try:
             async with session.post(self._url, data=payload) as response:
-                if response.status != 200:
+                if response.method != "POST":
+                    reply.error = _redirect_error(response)
+                elif response.status != 200:
                     reply.error = await _http_error(response)
-                    return reply
-                parser = SSEParser()
-                chunks: AsyncIterator[bytes] = response.content.iter_any()
-                if request.bytes_per_s is not None:
-                    chunks = _read_slowly(response.content, request.bytes_per_s)
-                async for chunk in chunks:
-                    now = time.perf_counter()
-                    for data in parser.feed(chunk):
-                        builder.add(data, now)
-                        left = request.cancel_after is not None and (
-                            reply.received_tokens >= request.cancel_after
-                        )
-                        if left and reply.ok:
-                            reply.cancelled = True
-                            response.close()  # closes the connection, as a client that leaves
-                            return builder.build()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            reply.error = reply.error or f"{type(error).__name__}: {error}"
-        return builder.build()
+                else:
+                    await self._read(request, response, builder)
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            reply.error = reply.error or shorten(f"{type(error).__name__}: {error}")
+        builder.build()
+        if reply.error:
+            reply.end = time.perf_counter()
+        return reply
+
+    async def _read(
+        self, request: WorkloadRequest, response: aiohttp.ClientResponse, builder: ReplyBuilder
+    ) -> None:
+        """Reads a stream to its end, or until the request's cancellation."""
+        reply, parser, unparsed = builder.reply, SSEParser(), b""
+        chunks: AsyncIterator[bytes] = response.content.iter_any()
+        if request.bytes_per_s is not None:
+            chunks = _read_slowly(response.content, request.bytes_per_s)
+        async for chunk in chunks:
+            now = time.perf_counter()
+            for data in parser.feed(chunk):
+                builder.add(data, now)
+                left = request.cancel_after is not None and (
+                    reply.received_tokens >= request.cancel_after
+                )
+                if left and reply.ok:
+                    reply.cancelled = True
+                    response.close()  # closes the connection, as a client that leaves
+                    return
+            if builder.done:
+                await _read_to_end(response.content)
+                return
+            if not builder.events:
+                unparsed = (unparsed + chunk)[:_SHOWN_BYTES]
+        if not builder.events:
+            shown = _error_in(unparsed.decode(errors="replace")) or "nothing"
+            reply.error = f"{response.content_type} without events: {shown}"
 
     async def fetch(self, url: str) -> str:
         """Returns the body of GET ``url``.
@@ -185,9 +213,10 @@ class OpenAIClient:
 
         The field of the text is ``prompt`` for vLLM and Chairlift, ``content`` for llama.cpp.
         """
-        for name in ("prompt", "content"):
+        for name in self._text_fields:
             tokens = await self._tokenize({name: text, "add_special_tokens": True})
             if tokens is not None:
+                self._text_fields = (name,)
                 return tokens
         return None
 
@@ -231,10 +260,30 @@ def _small_buffer_socket(address: aiohttp.AddrInfoType) -> socket.socket:
     return made
 
 
+async def _read_to_end(content: aiohttp.StreamReader) -> None:
+    """Reads what follows the last event: only a response that is read to its end can leave its
+    connection to the next request.
+    """
+    with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):
+        async with asyncio.timeout(_END_TIMEOUT):
+            while await content.readany():
+                pass
+
+
+def _redirect_error(response: aiohttp.ClientResponse) -> str:
+    """What became of a request that a status of 301, 302 or 303 has turned into a GET."""
+    status = response.history[0].status if response.history else response.status
+    return f"HTTP {status}: redirected to {shorten(str(response.url))}; send requests there"
+
+
 async def _http_error(response: aiohttp.ClientResponse) -> str:
-    text = await response.text(errors="replace")
+    text = _error_in(await response.text(errors="replace"))
+    return f"HTTP {response.status} {shorten(response.reason or '')}: {text}"
+
+
+def _error_in(text: str) -> str:
+    """The message of an OpenAI-compatible error, or the text itself."""
     try:
-        text = error_text(msgspec.json.decode(text)["error"])
+        return error_text(msgspec.json.decode(text)["error"])
     except (msgspec.DecodeError, RecursionError, KeyError, TypeError):
-        text = shorten(text)
-    return f"HTTP {response.status} {response.reason}: {text}"
+        return shorten(text)

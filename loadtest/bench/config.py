@@ -6,11 +6,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
+from urllib.parse import urlsplit
 
 from chairlift.loadtest.bench.metrics import GOODPUT_METRICS, METRIC_NAMES
 from chairlift.loadtest.bench.target import Backend, is_chat
 from chairlift.loadtest.data.arrivals import Ramp
 from chairlift.loadtest.data.random_images import BUCKETS, LIMITS, RandomImages
+from chairlift.loadtest.data.workload import MAX_TOKENS
 from chairlift.loadtest.errors import UsageError
 
 DatasetName = Literal[
@@ -30,8 +32,6 @@ _RANGES = {
     "ramp_up_end_rps": (1e-9, 1e9),
     "burstiness": (1e-3, 1e9),
 }
-# Counts are sent as, and drawn from, numbers of 32 bits.
-_MAX_COUNT = 2**31 - 1
 # All requests are built before the first is sent.
 _MAX_REQUESTS = 10_000_000
 
@@ -107,6 +107,10 @@ class BenchConfig:
                 raise UsageError(message)
         if self.random_images is not None and not is_chat(self.endpoint):
             raise UsageError("--dataset-name random-mm needs conversations: --backend openai-chat")
+        for name in ("model", "api_key", "label"):
+            text = getattr(self, name) or ""
+            if any(ord(c) < ord(" ") or 0xD800 <= ord(c) < 0xE000 for c in text):
+                raise UsageError(f"{_flag(name)} has a character that cannot be sent or printed")
         for name, limit in self.goodput.items():
             if name not in GOODPUT_METRICS or not limit >= 0:
                 raise UsageError(
@@ -130,8 +134,8 @@ class BenchConfig:
             count = getattr(self, name)
             yield count is not None and count < 1, f"{_flag(name)} must be at least 1"
             yield (
-                count is not None and count > _MAX_COUNT,
-                f"{_flag(name)} must be at most {_MAX_COUNT}",
+                count is not None and count > MAX_TOKENS,
+                f"{_flag(name)} must be at most {MAX_TOKENS}",
             )
         for name in ("request_rate", "burstiness"):
             yield not getattr(self, name) > 0, f"{_flag(name)} must be greater than 0"
@@ -182,6 +186,11 @@ class BenchConfig:
         yield (
             self.edit_prediction and (self.dataset_name != "edit" or not is_chat(self.endpoint)),
             "--edit-prediction needs --dataset-name edit, and conversations: --backend openai-chat",
+        )
+        yield (
+            self.api_key is not None and "@" in urlsplit(self.base_url).netloc,
+            "--base-url has a user, so no API key can be sent, neither --api-key nor the"
+            " environment's",
         )
         yield (
             self.verify and self.temperature not in (None, 0.0),

@@ -101,9 +101,7 @@ class CrossCheck:
         """Counts with /tokenize the prompt tokens of each reply without usage, by its index."""
         missing = [i for i, reply in enumerate(replies) if not _has_usage(reply)]
         counts = {}
-        progress = Progress(
-            len(missing), "left and failed", unit="prompts", shown=shown and bool(missing)
-        )
+        progress = Progress(len(missing), "tokenize", unit="prompts", shown=shown and bool(missing))
         async with progress:
             for i in missing:
                 counts[i] = await self._client.count_prompt(requests[i])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -95,11 +94,12 @@ async def _requests(
     ratio = config.random_range_ratio
     input_lens = draw_lengths(config.random_input_len, ratio, count, rng)
     output_lens = draw_lengths(config.random_output_len, ratio, count, rng)
-    requests = await random_requests(input_lens, output_lens, rng, count_tokens, built)
-    if config.random_images is None:
-        return requests
+    images = config.random_images
+    if images is None:
+        return await random_requests(input_lens, output_lens, rng, count_tokens, built)
+    requests = await random_requests(input_lens, output_lens, rng, count_tokens)
     # Spawned, so that the arrivals are those of random prompts without images.
-    return await asyncio.to_thread(config.random_images.added_to, requests, rng.spawn(1)[0])
+    return await images.added_to(requests, rng.spawn(1)[0], built)
 
 
 def _offsets(config: BenchConfig, rng: np.random.Generator) -> list[float]:

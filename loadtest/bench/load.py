@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 from chairlift.loadtest.bench.client import OpenAIClient
@@ -26,6 +26,17 @@ class LoadResult(NamedTuple):
     duration: float
 
 
+class LoadInterrupted(asyncio.CancelledError):
+    """The task was cancelled, as by Ctrl-C, while a load was sent.
+
+    ``result`` has the replies that had ended.
+    """
+
+    def __init__(self, result: LoadResult) -> None:
+        super().__init__()
+        self.result = result
+
+
 async def run_load(
     client: OpenAIClient,
     requests: Sequence[WorkloadRequest],
@@ -33,29 +44,31 @@ async def run_load(
     max_concurrency: int | None,
     progress: Progress,
 ) -> LoadResult:
-    """Sends request i at ``offsets[i]`` seconds, or when fewer than ``max_concurrency`` run."""
-    slot = asyncio.Semaphore(max_concurrency) if max_concurrency else contextlib.nullcontext()
+    """Sends request i at ``offsets[i]`` seconds, or when fewer than ``max_concurrency`` run.
 
-    async def send(request: WorkloadRequest, due: float) -> Reply:
+    Raises:
+        LoadInterrupted: the task was cancelled.
+    """
+    slot = asyncio.Semaphore(max_concurrency) if max_concurrency else contextlib.nullcontext()
+    replies: dict[int, Reply] = {}
+
+    async def send(number: int, due: float) -> None:
         async with slot:
-            reply = await client.complete(request, progress.add_chunk)
+            reply = await client.complete(requests[number], progress.add_chunk)
         # From when it was due, so that a client which is too slow for the load shows here.
         reply.queue_time = reply.start - due
+        replies[number] = reply
         progress.add_reply(reply)
-        return reply
 
-    async with progress, asyncio.TaskGroup() as group:
-        start = time.perf_counter()
-        tasks = []
-        for request, offset in zip(requests, offsets, strict=True):
+    async def send_all(group: asyncio.TaskGroup, start: float) -> None:
+        for number, offset in zip(range(len(requests)), offsets, strict=True):
             due = start + offset
             wait = due - time.perf_counter()
             if wait > 0:
                 await asyncio.sleep(wait)
-            tasks.append(group.create_task(send(request, due)))
-        replies = [await task for task in tasks]
-        duration = time.perf_counter() - start
-    return LoadResult(replies, duration)
+            group.create_task(send(number, due))
+
+    return await _timed(send_all, replies, progress)
 
 
 async def run_loop(
@@ -69,6 +82,9 @@ async def run_loop(
 
     Requests are sent in order, and again from the first after the last. A client whose request
     failed waits for a moment.
+
+    Raises:
+        LoadInterrupted: the task was cancelled.
     """
     replies: dict[int, Reply] = {}
     numbers = itertools.count()
@@ -82,10 +98,30 @@ async def run_loop(
             if reply.error:
                 await asyncio.sleep(_FAILURE_PAUSE)
 
+    async def send_all(group: asyncio.TaskGroup, start: float) -> None:
+        for _ in range(concurrency):
+            group.create_task(send_until(start + seconds))
+
+    return await _timed(send_all, replies, progress)
+
+
+async def _timed(
+    send_all: Callable[[asyncio.TaskGroup, float], Awaitable[None]],
+    replies: dict[int, Reply],
+    progress: Progress,
+) -> LoadResult:
+    """Runs ``send_all`` and the tasks that it starts, which fill ``replies``."""
     async with progress:
         start = time.perf_counter()
-        async with asyncio.TaskGroup() as group:
-            for _ in range(concurrency):
-                group.create_task(send_until(start + seconds))
+        try:
+            async with asyncio.TaskGroup() as group:
+                await send_all(group, start)
+        except asyncio.CancelledError as error:
+            duration = time.perf_counter() - start
+            raise LoadInterrupted(LoadResult(_ordered(replies), duration)) from error
         duration = time.perf_counter() - start
-    return LoadResult([replies[number] for number in sorted(replies)], duration)
+    return LoadResult(_ordered(replies), duration)
+
+
+def _ordered(replies: dict[int, Reply]) -> list[Reply]:
+    return [replies[number] for number in sorted(replies)]

@@ -10,6 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+# NumPy would import it with the first median, when connections may have taken all files.
+import numpy.ma
+
 
 @dataclass(slots=True)
 class Reply:
@@ -187,6 +190,11 @@ def distribution(seconds: Sequence[float], percentiles: Sequence[float]) -> Dist
         std=float(values.std()),
         percentiles={p: float(np.percentile(values, p)) for p in percentiles},
     )
+
+
+def percentile_name(p: float) -> str:
+    """The number of a percentile as in vLLM's results: 99 or 99.9."""
+    return str(int(p)) if p == int(p) else str(p)
 
 
 def _is_good(reply: Reply, goodput: dict[str, float]) -> bool:

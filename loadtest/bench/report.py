@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from chairlift.loadtest.bench.config import BenchConfig
-from chairlift.loadtest.bench.metrics import METRIC_NAMES, BenchMetrics, Reply
+from chairlift.loadtest.bench.metrics import METRIC_NAMES, BenchMetrics, Reply, percentile_name
 from chairlift.loadtest.bench.result import BenchRun
 
 _WIDTH = 50
@@ -47,7 +47,10 @@ def result_block(config: BenchConfig, metrics: BenchMetrics) -> str:
         lines.append(header.center(_WIDTH, "-"))
         lines.append(_row((f"Mean {short} (ms):", latency.mean)))
         lines.append(_row((f"Median {short} (ms):", latency.median)))
-        lines += [_row((f"P{p:g} {short} (ms):", ms)) for p, ms in latency.percentiles.items()]
+        lines += [
+            _row((f"P{percentile_name(p)} {short} (ms):", ms))
+            for p, ms in latency.percentiles.items()
+        ]
     lines.append("=" * _WIDTH)
     return "\n".join(lines)
 

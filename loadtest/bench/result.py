@@ -22,6 +22,7 @@ class BenchRun(NamedTuple):
         metrics: the computed metrics.
         replies: the replies in the order of their requests.
         samples: rows and queue length over time; empty if no report needs them.
+        interrupted: whether the run was interrupted, so that replies or checks are missing.
         checks: the comparison with the server's metrics; None if the server lacks them, or has
             none after the run.
         verification: the result of ``--verify``; None without the flag.
@@ -34,8 +35,9 @@ class BenchRun(NamedTuple):
     metrics: BenchMetrics
     replies: list[Reply]
     samples: list[QueueSample]
-    checks: list[MetricCheck] | None
-    verification: Verification | None
+    interrupted: bool = False
+    checks: list[MetricCheck] | None = None
+    verification: Verification | None = None
     server_version: str | None = None
 
     @property

@@ -9,8 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from chairlift.loadtest.bench.config import BenchConfig
+from chairlift.loadtest.bench.files import check_writable, write_file
+from chairlift.loadtest.bench.metrics import percentile_name
 from chairlift.loadtest.bench.result import BenchRun
-from chairlift.loadtest.errors import UsageError
+
+_FLAG = "--save-result"
+_MAX_NAME_BYTES = 80
 
 
 def result_json(run: BenchRun) -> dict[str, Any]:
@@ -25,6 +29,7 @@ def result_json(run: BenchRun) -> dict[str, Any]:
         "backend": config.backend,
         "label": config.label,
         "model_id": run.model,
+        "tokenizer_id": config.tokenizer or run.model,
         "num_prompts": len(replies),
         "request_rate": "inf" if math.isinf(config.request_rate) else config.request_rate,
         "burstiness": config.burstiness,
@@ -48,11 +53,13 @@ def result_json(run: BenchRun) -> dict[str, Any]:
         result[f"median_{name}_ms"] = latency.median
         result[f"std_{name}_ms"] = latency.std
         for p, ms in latency.percentiles.items():
-            result[f"p{p:g}_{name}_ms"] = ms
+            result[f"p{percentile_name(p)}_{name}_ms"] = ms
     if config.ramp is not None:
         result["ramp_up_strategy"] = config.ramp.strategy
         result["ramp_up_start_rps"] = config.ramp.start
         result["ramp_up_end_rps"] = config.ramp.end
+    if run.interrupted:
+        result["interrupted"] = True
     if run.checks is not None:
         result["metrics_agree"] = run.checked
     if run.verification is not None:
@@ -74,24 +81,43 @@ def result_json(run: BenchRun) -> dict[str, Any]:
     return result
 
 
+def check_result_file(config: BenchConfig) -> None:
+    """Checks before a run that its result file can be written, and makes its folder.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    check_writable(_path(config, "model", "20260101-000000"), _FLAG)
+
+
 def save_result(config: BenchConfig, result: dict[str, Any]) -> Path:
-    """Writes the result file, creating its folder if necessary; returns its path.
+    """Writes the result file and returns its path.
 
     Raises:
         UsageError: the file cannot be written.
     """
+    path = _path(config, str(result["model_id"]), result["date"])
+    write_file(path, json.dumps(result), _FLAG)
+    return path
+
+
+def _path(config: BenchConfig, model: str, date: str) -> Path:
+    folder = Path(config.result_dir or ".")
+    if config.result_filename:
+        return folder / config.result_filename
+    label = _as_name(config.label or config.backend)
     concurrency = (
         f"-concurrency{config.max_concurrency}" if config.max_concurrency is not None else ""
     )
-    model = os.path.basename(str(result["model_id"]).rstrip("/"))
-    name = config.result_filename or (
-        f"{config.label or config.backend}-{config.request_rate}qps{concurrency}"
-        f"-{model}-{result['date']}.json"
-    )
-    path = Path(config.result_dir or ".") / name
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(result), encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write the result: {error}") from error
-    return path
+    model = _as_name(os.path.basename(model.rstrip("/")))
+    rate = f"{config.request_rate}qps"
+    if config.ramp is not None:
+        rate = f"ramp-up-{config.ramp.strategy}-{config.ramp.start:g}qps-{config.ramp.end:g}qps"
+    return folder / f"{label}-{rate}{concurrency}-{model}-{date}.json"
+
+
+def _as_name(text: str) -> str:
+    """The text as a part of a file's name."""
+    name = "".join("_" if c == "/" or not c.isprintable() else c for c in text)
+    # A system limits names to 255 bytes.
+    return name.encode()[:_MAX_NAME_BYTES].decode(errors="ignore")

@@ -46,7 +46,7 @@ def parse_scrape(text: str) -> Scrape:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 samples.setdefault(sample.name, []).append(sample)
-    except ValueError as error:
+    except (ValueError, IndexError) as error:  # IndexError: an unfinished line
         raise ServerError(f"the server's metrics are not in Prometheus' format: {error}") from error
     return Scrape(samples)
 

@@ -45,18 +45,28 @@ _decode_event = msgspec.json.Decoder(_Event).decode
 
 
 class ReplyBuilder:
-    """Builds a reply from the events of its stream."""
+    """Builds a reply from the events of its stream.
+
+    Attributes:
+        reply: the reply.
+        events: the number of events so far.
+        finished: whether the reply is complete; its usage may still follow.
+        done: whether the stream's last event has arrived.
+    """
 
     def __init__(self, reply: Reply, on_chunk: ChunkListener) -> None:
         self.reply = reply
         self.on_chunk = on_chunk
         self.texts: list[str] = []
+        self.events = 0
         self.finished = False
+        self.done = False
 
     def add(self, data: bytes, now: float) -> None:
         """Takes one event that arrived at ``now``; puts a failure into ``reply.error``."""
+        self.events += 1
         if data == b"[DONE]":
-            self.finished = True
+            self.finished = self.done = True
             return
         try:
             event = _decode_event(data)
@@ -83,14 +93,15 @@ class ReplyBuilder:
         text = choice.text or ""
         if delta is not None:
             text = (delta.reasoning_content or delta.reasoning or "") + (delta.content or "")
-        if choice.finish_reason is not None:
-            self.finished = True
+        # Some servers send an empty reason with every chunk.
+        ends = bool(choice.finish_reason)
+        self.finished |= ends
         # NOTE: do not count the role's chunk, which precedes all tokens, nor a final chunk with
         # only a finish reason: they would make TTFT and ITL look better. Do count a chunk whose
         # token has no text (half a character, a special token), and the final chunk of a reply
         # whose tokens had no text at all.
         only_role = delta is not None and delta.role is not None
-        only_end = choice.finish_reason is not None and bool(self.reply.chunk_times)
+        only_end = ends and bool(self.reply.chunk_times)
         if text or not (only_role or only_end):
             self.reply.chunk_times.append(now)
             self.on_chunk(now)
@@ -116,5 +127,9 @@ def error_text(error: Any) -> str:
 
 
 def shorten(text: str) -> str:
-    """The text, cut to ``_ERROR_LENGTH`` characters."""
-    return text if len(text) <= _ERROR_LENGTH else text[:_ERROR_LENGTH] + "…"
+    """The text in one printable line, cut to ``_ERROR_LENGTH`` characters."""
+    # A long text is cut before its words are split, too. A control character could change the
+    # terminal's colours.
+    line = " ".join(text[: 10 * _ERROR_LENGTH].split())
+    line = "".join(c if c.isprintable() else "?" for c in line)
+    return line if len(line) <= _ERROR_LENGTH else line[:_ERROR_LENGTH] + "…"

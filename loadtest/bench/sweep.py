@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from pathlib import Path
+import os
 from typing import NamedTuple
 
 from chairlift.loadtest.errors import UsageError
@@ -33,9 +33,9 @@ class Sweep(NamedTuple):
         points = []
         for i, value in enumerate(self.values):
             given = {**vars(args), name: value, "seed": args.seed + i}
-            if args.result_filename is not None:
-                path = Path(args.result_filename)
-                given["result_filename"] = f"{path.with_suffix('')}-{value:g}{path.suffix}"
+            if args.result_filename:
+                root, suffix = os.path.splitext(args.result_filename)
+                given["result_filename"] = f"{root}-{value:g}{suffix}"
             points.append(argparse.Namespace(**given))
         return points
 

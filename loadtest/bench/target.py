@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Literal, NamedTuple, get_args
 from urllib.parse import urlsplit
 
@@ -20,7 +21,7 @@ class Target(NamedTuple):
 
     Attributes:
         backend: vLLM's name for the kind of requests.
-        base_url: the server's address without a path.
+        base_url: the server's address, without a slash at its end.
         endpoint: the path.
     """
 
@@ -73,13 +74,14 @@ def _address(base_url: str | None, host: str | None, port: int | None) -> str:
     try:
         parts = urlsplit(base_url)
         known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        known = known and not any(mark in base_url for mark in "?#")
     except ValueError:
         known = False
     if not known:
         raise UsageError("--base-url must have the form http://HOST:PORT or https://HOST:PORT")
     if parts.path.rstrip("/").endswith("/v1"):
         raise UsageError("--base-url must not end in /v1, because --endpoint begins with it")
-    return base_url
+    return base_url.rstrip("/")
 
 
 def _joined(host: str, port: int) -> str:
@@ -87,6 +89,12 @@ def _joined(host: str, port: int) -> str:
         raise UsageError(f"--port must be between 1 and {_MAX_PORT}, not {port}")
     if not host or any(mark in host for mark in "/@?# "):
         raise UsageError(f"--host {host}: give a name or an IP address; --base-url takes addresses")
-    # An IPv6 address stands in brackets.
-    shown = f"[{host}]" if ":" in host and not host.startswith("[") else host
-    return f"http://{shown}:{port}"
+    if ":" not in host:
+        return f"http://{host}:{port}"
+    # An IPv6 address stands in brackets in a URL. It may have a zone: fe80::1%eth0.
+    address = host.removeprefix("[").removesuffix("]")
+    try:
+        ipaddress.IPv6Address(address)
+    except ValueError as error:
+        raise UsageError(f"--host {host}: not an IPv6 address; --port takes the port") from error
+    return f"http://[{address}]:{port}"

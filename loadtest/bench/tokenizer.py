@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,8 @@ def local_counter(name: str) -> Callable[[str], Awaitable[int]]:
         raise UsageError(f"--tokenizer {name}: {path} cannot be read: {error}") from error
 
     async def count(text: str) -> int:
-        return len(tokenizer.encode(text).ids)
+        # On a thread: the event loop shows progress and sees Ctrl-C meanwhile.
+        return len((await asyncio.to_thread(tokenizer.encode, text)).ids)
 
     return count
 

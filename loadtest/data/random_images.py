@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import base64
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
@@ -68,15 +69,25 @@ class RandomImages:
         total = sum(wanted.values())
         return cls(fewest, most, tuple(wanted), [each / total for each in wanted.values()])
 
-    def added_to(
-        self, requests: Sequence[WorkloadRequest], rng: np.random.Generator
+    async def added_to(
+        self,
+        requests: Sequence[WorkloadRequest],
+        rng: np.random.Generator,
+        built: Callable[[], None] = lambda: None,
     ) -> list[WorkloadRequest]:
         """The requests as conversations with images behind their texts.
+
+        ``built`` is called after each request.
 
         Raises:
             UsageError: Pillow is not installed.
         """
-        return [self._with_images(request, rng) for request in requests]
+        made = []
+        for request in requests:
+            # One by one on a thread: the event loop shows progress and sees Ctrl-C meanwhile.
+            made.append(await asyncio.to_thread(self._with_images, request, rng))
+            built()
+        return made
 
     def _with_images(self, request: WorkloadRequest, rng: np.random.Generator) -> WorkloadRequest:
         count = rng.integers(self.fewest, self.most + 1)

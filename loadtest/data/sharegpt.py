@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -76,7 +77,8 @@ async def sharegpt_requests(
 
 def _first_turns(path: Path) -> list[list[_Turn]]:
     try:
-        read = msgspec.json.decode(path.read_bytes(), type=list[_Conversation])
+        text = path.read_bytes().removeprefix(codecs.BOM_UTF8)
+        read = msgspec.json.decode(text, type=list[_Conversation])
     except OSError as error:
         raise UsageError(f"--dataset-path: {error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

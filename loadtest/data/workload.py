@@ -18,6 +18,9 @@ from chairlift.loadtest.data.words import WORDS
 _SIZING_ROUNDS = 4
 _SIZING_CONCURRENCY = 16
 
+# The longest prompt or reply: servers store lengths in 32 bits.
+MAX_TOKENS = 2**31 - 1
+
 # Counts the tokens of a text, including special tokens, with the server's tokenizer; returns None
 # if the server cannot.
 TokenCounter = Callable[[str], Awaitable[int | None]]

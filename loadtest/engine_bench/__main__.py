@@ -22,6 +22,9 @@ def main() -> int:
 
     try:
         return run(sys.argv[1:], leader)
+    except KeyboardInterrupt:
+        print("engine_bench: interrupted", file=sys.stderr)
+        return 130
     finally:
         if leader is not None:
             leader.followers.close()

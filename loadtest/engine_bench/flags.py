@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Iterable
-from pathlib import Path
 
 from chairlift.api.cli.arguments.parser import CommandParser
 from chairlift.api.cli.flags import positive, share, whole
 from chairlift.engine.config import KV_BITS
+from chairlift.loadtest.bench.files import output_file
 from chairlift.loadtest.engine_bench.load import Range, lengths
 
 
@@ -113,7 +113,7 @@ def engine_parser(
         action="store_true",
         help="measure only the mixed load, through a server of the same model and over HTTP",
     )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write all figures as JSON")
+    parser.add_argument("--out", type=output_file, metavar="FILE", help="write all figures as JSON")
     _add_mixed_load(parser)
     return parser
 

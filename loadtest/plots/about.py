@@ -68,7 +68,7 @@ def machine() -> str:
 
 def versions(run: BenchRun) -> str:
     """The versions of the load test and of the server."""
-    server = run.server_version or "not told"
+    server = run.server_version or "unknown"
     return f"chairlift bench {version('chairlift')}; server {server}"
 
 

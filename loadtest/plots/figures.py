@@ -148,10 +148,10 @@ def requests_over_time(run: BenchRun) -> Chart:
         (streaming if reply.ok else lost).append(Stroke(first, end, y))
     thickness = max(0.6, 0.8 * (BOTTOM - TOP) / max(1.0, chart.y.high))
     layers: tuple[tuple[str, Ink, list[Stroke]], ...] = (
-        ("held back", "quiet", delayed),
-        ("to first token", "two", waiting),
+        ("queued in the client", "quiet", delayed),
+        ("waiting for the first token", "two", waiting),
         ("streaming", "one", streaming),
-        ("not whole", "bad", lost),
+        ("failed or cancelled", "bad", lost),
     )
     for text, ink, strokes in layers:
         if strokes:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from chairlift.loadtest.bench.files import write_file
 from chairlift.loadtest.bench.metrics import METRIC_NAMES, distribution, latency_samples
 from chairlift.loadtest.bench.result import BenchRun
-from chairlift.loadtest.errors import UsageError
 from chairlift.loadtest.plots.about import About, lengths, masked, versions
 from chairlift.loadtest.plots.chart import Chart, Key
 from chairlift.loadtest.plots.figures import (
@@ -54,30 +54,13 @@ def page(runs: Sequence[BenchRun], about: About) -> str:
     return html(element("html", head, element("body", element("main", *parts)), lang="en"))
 
 
-def check_writable(path: str) -> None:
-    """Checks before a long test that the report can be written.
-
-    Raises:
-        UsageError: the file cannot be written.
-    """
-    try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        with Path(path).open("a"):
-            pass
-    except OSError as error:
-        raise UsageError(f"--html: {error}") from error
-
-
 def save_page(path: str, runs: Sequence[BenchRun], about: About) -> None:
     """Writes the report.
 
     Raises:
         UsageError: the file cannot be written.
     """
-    try:
-        Path(path).write_text(page(runs, about), encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"--html: {error}") from error
+    write_file(Path(path), page(runs, about), "--html")
 
 
 def _header(runs: Sequence[BenchRun], about: About) -> Element:
@@ -103,7 +86,7 @@ def _facts(run: BenchRun) -> Element:
     if config.label:
         facts.insert(0, masked(config.label, [config.api_key or ""]))
     if config.cancel_rate:
-        facts.append(f"{config.cancel_rate:.0%} of the clients leave")
+        facts.append(f"{config.cancel_rate:.0%} of the clients cancel")
     if config.slow_reader_rate:
         facts.append(f"{config.slow_reader_rate:.0%} read slowly")
     return element("p", " · ".join(facts), class_="muted")

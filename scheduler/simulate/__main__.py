@@ -146,18 +146,24 @@ def _requests(options: argparse.Namespace) -> Iterable[TraceRequest]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Simulates and prints the report. Returns 2 if the flags or the trace are not valid."""
+    """Simulates and prints the report, after Ctrl-C of the requests so far.
+
+    Returns 0; 2 if the flags or the trace are not valid; 130 after Ctrl-C.
+    """
     options = _parser().parse_args(arguments)
     try:
         limits = _limits(options)
         requests = _requests(options)
         noise = factors(options.noise, options.seed)
-    except ValueError as error:
+        if options.json:  # checked before a long simulation
+            options.json.open("a").close()
+    except (ValueError, OSError) as error:
         print(f"simulate: {error}", file=sys.stderr)
         return 2
     simulation = Simulation(limits, MACHINES[options.machine].cost, noise)
     total = options.requests if options.trace else options.requests or DEFAULTS.requests
     began = time.monotonic()
+    interrupted = False
     try:
         # None shows it on terminals only.
         with tqdm(
@@ -169,6 +175,9 @@ def main(arguments: list[str] | None = None) -> int:
     except (TraceError, OSError) as error:
         print(f"simulate: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("simulate: interrupted; the report is of the requests so far", file=sys.stderr)
+        interrupted = True
     took = time.monotonic() - began
     report = figures(simulation.measurements, simulation.budget)
     print(text(report))
@@ -180,7 +189,7 @@ def main(arguments: list[str] | None = None) -> int:
             return 2
     steps = simulation.measurements.steps
     print(f"{took:.1f} s here, {steps / took:,.0f} steps planned a second", file=sys.stderr)
-    return 0
+    return 130 if interrupted else 0
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from itertools import chain
@@ -12,6 +11,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO, TypeVar
 
 T = TypeVar("T", int, float)
+
+# A trace beyond these has its times in another unit, or a wrong column.
+_LONGEST_SECONDS = 10 * 366 * 86400.0
+_LARGEST = 1e15
+_MAX_TOKENS = 2**31 - 1
 
 
 class TraceError(ValueError):
@@ -76,7 +80,7 @@ def read_trace(path: Path) -> Iterator[TraceRequest]:
         TraceError: a line is not valid, or arrives before the line above it.
         OSError: the file cannot be read.
     """
-    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+    with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
         start = last = None
         for number, row in _rows(path, file):
             try:
@@ -87,22 +91,28 @@ def read_trace(path: Path) -> Iterator[TraceRequest]:
                 raise TraceError(f"{path}, line {number}: arrives before the one above; sort them")
             last = request.arrival
             start = last if start is None else start
+            if last - start > _LONGEST_SECONDS:
+                raise TraceError(
+                    f"{path}, line {number}: arrives more than ten years after the first request"
+                )
             yield request._replace(arrival=last - start)
 
 
 def _rows(path: Path, file: TextIO) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Yields the number of each line and its values by column; skips empty lines."""
-    first = file.readline()
+    skipped, first = next(
+        ((number, line) for number, line in enumerate(file) if line.strip()), (0, "")
+    )
     lines = chain([first], file)
     if not first.lstrip().startswith("{"):
         reader = csv.DictReader(lines)
         try:
             for row in reader:
-                yield reader.line_num, row
+                yield skipped + reader.line_num, row
         except csv.Error as error:
-            raise TraceError(f"{path}, line {reader.line_num}: {error}") from error
+            raise TraceError(f"{path}, line {skipped + reader.line_num}: {error}") from error
         return
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(lines, skipped + 1):
         if line.strip():
             try:
                 row = json.loads(line)
@@ -134,7 +144,7 @@ def _value(row: Mapping[str, Any], column: str, read: Callable[[Any], T], what: 
         value = read(row[column])
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{column} must be {what}, not {row[column]!r}") from error
-    if not math.isfinite(value):
+    if not abs(value) <= _LARGEST:
         raise ValueError(f"{column} must be {what}, not {row[column]!r}")
     return value
 
@@ -143,7 +153,7 @@ def _count(row: Mapping[str, Any], column: str) -> int:
     """Reads a number of tokens.
 
     Raises:
-        ValueError: the column is missing, or is not a whole number above 0.
+        ValueError: the column is missing, or is not a whole number from 1 to ``_MAX_TOKENS``.
     """
     value = row.get(column)
     if value is None:
@@ -152,6 +162,7 @@ def _count(row: Mapping[str, Any], column: str) -> int:
         count = int(value)
     except (TypeError, ValueError, OverflowError):
         count = 0
-    if count < 1 or isinstance(value, float | bool):
-        raise ValueError(f"{column} must be a whole number above 0, not {value!r}")
+    if not 1 <= count <= _MAX_TOKENS or isinstance(value, float | bool):
+        shown = repr(value)[:100]
+        raise ValueError(f"{column} must be a whole number from 1 to {_MAX_TOKENS}, not {shown}")
     return count

@@ -62,7 +62,9 @@ class Traffic:
                 raise ValueError(f"{name} must be above 0 and finite, not {getattr(self, name)}")
         shares = self.priorities.values()
         if not all(0 <= share < math.inf for share in shares) or not 0 < sum(shares) < math.inf:
-            raise ValueError(f"shares of priorities must not be below 0, or all 0: {shares}")
+            raise ValueError(
+                f"shares of priorities must not be below 0, or all 0, but are {[*shares]}"
+            )
 
     def draw(self) -> Iterator[TraceRequest]:
         """Yields the requests; the same for the same parameters."""

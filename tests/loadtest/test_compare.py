@@ -120,9 +120,12 @@ def test_sigterm_ends_a_command_and_its_server() -> None:
         f"           'HTTPServer((\"127.0.0.1\", {port}), H).serve_forever()')\n"
         "exit_on_sigterm()\n"
         f"spec = ServerSpec('fake', [sys.executable, '-c', program], {port})\n"
+        # Printed in the loop: a signal that comes while it starts confuses uvloop.
+        "async def work(pid):\n"
+        "    print(pid, flush=True)\n"
+        "    await asyncio.sleep(60)\n"
         "with ChildServer(spec, 20.0) as server:\n"
-        "    print(server.pid, flush=True)\n"
-        "    uvloop.run(asyncio.sleep(60))\n"
+        "    uvloop.run(work(server.pid))\n"
     )
     with subprocess.Popen(
         [sys.executable, "-c", command], stdout=subprocess.PIPE, text=True

@@ -115,7 +115,7 @@ def test_the_header_tells_how_the_report_was_made() -> None:
     refused = [Reply(10, start=1.0, end=1.0, error="refused")]
     unknown = check_page(page([bench_run()._replace(replies=refused)], ABOUT)).text
     assert "replies of no tokens" in unknown
-    assert "server not told" in unknown
+    assert "server unknown" in unknown
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,8 @@ def test_backend_and_endpoint_agree(
         (("--port", "65536"), "--port must be between"),
         (("--host", "http://a"), "--host http://a"),
         (("--host", ""), "--host"),
+        (("--host", "localhost:8000"), "--port takes the port"),
+        (("--host", "[::1]:8000"), "--port takes the port"),
         (("--endpoint", "completions"), "must begin with /"),
         (("--endpoint", "/v1/responses"), "end with /completions"),
         (("--backend", "vllm", "--endpoint", "/v1/chat/completions"), "vllm sends texts"),

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 from chairlift.scheduler.simulate.__main__ import main
+from chairlift.scheduler.simulate.simulation import Simulation
 from chairlift.scheduler.simulate.trace import TraceError, TraceRequest, read_trace
 
 
@@ -64,6 +67,22 @@ def test_our_own_trace_format_has_users_priorities_and_max_tokens(tmp_path: Path
     ]
 
 
+@pytest.mark.parametrize("start", ["\ufeff", "\n \n", "\ufeff\n"])
+@pytest.mark.parametrize(
+    "rows",
+    [
+        '{"arrival": 7, "prompt_tokens": 10, "output_tokens": 2}\n',
+        "arrival,prompt_tokens,output_tokens\r\n7,10,2\r\n",
+    ],
+)
+def test_a_trace_may_begin_with_a_mark_or_empty_lines(
+    tmp_path: Path, start: str, rows: str
+) -> None:
+    path = tmp_path / "trace"
+    path.write_bytes((start + rows).encode())
+    assert list(read_trace(path)) == [TraceRequest(0.0, 10, 2, 2)]
+
+
 GOOD = '{"arrival": 7, "prompt_tokens": 10, "output_tokens": 2}\n'
 
 
@@ -76,10 +95,16 @@ GOOD = '{"arrival": 7, "prompt_tokens": 10, "output_tokens": 2}\n'
         (GOOD + GOOD.replace("7", "6"), "line 2: arrives before"),
         (GOOD.replace("7", '"soon"'), "line 1: arrival must be a time, not 'soon'"),
         (GOOD.replace("7", "NaN"), "line 1: arrival must be a time, not nan"),
-        (GOOD.replace("10", "0"), "line 1: prompt_tokens must be a whole number above 0, not 0"),
+        (GOOD.replace("10", "0"), "line 1: prompt_tokens must be a whole number from 1 to"),
         (GOOD.replace("10", "1.5"), "line 1: prompt_tokens must be a whole number"),
         (GOOD.replace("2}", '2, "max_tokens": 1}'), "line 1: output of 2 tokens, but max_tokens"),
         (GOOD.replace("2}", '2, "priority": "high"}'), "line 1: priority must be a whole number"),
+        (GOOD.replace("10", "3000000000"), "line 1: prompt_tokens must be a whole number from 1"),
+        (GOOD.replace("2}", f'2, "priority": {10**400}}}'), "line 1: priority must be a whole"),
+        (GOOD + GOOD.replace("7", "1e300"), "line 2: arrival must be a time, not 1e.300"),
+        (GOOD + GOOD.replace("7", "1e12"), "line 2: arrives more than ten years after"),
+        ("\n" + GOOD + "{7}\n", "line 3: not JSON"),
+        ("\n\narrival,prompt_tokens\n1,2\n", "line 4: no output_tokens"),
         ("arrival,prompt_tokens\n1,2\n", "line 2: no output_tokens"),
         ("arrival,prompt_tokens,output_tokens\n1,2,3\n2,x,3\n", "line 3: prompt_tokens must be"),
         ('arrival,prompt_tokens,output_tokens\n1,"2\n', "line 2: no output_tokens"),
@@ -105,7 +130,7 @@ def test_an_invalid_line_is_named(
         ("--rate 0", "rate must be above 0"),
         ("--noise 1", "noise must be"),
         ("--max-step-ms nan", "max-step-ms must be above 0"),
-        ("--requests 2 --json /nowhere/out.json", "/nowhere/out.json"),
+        ("--requests 2000000 --json /nowhere/out.json", "/nowhere/out.json"),
         ("--priorities 0:-1", "shares of priorities"),
         ("--trace /nowhere", "/nowhere"),
         ("--trace /nowhere --requests 0", "requests must be above 0"),
@@ -116,6 +141,26 @@ def test_invalid_flags_are_refused(
 ) -> None:
     assert main(flags.split()) == 2
     assert message in capsys.readouterr().err
+
+
+def test_an_interrupted_simulation_reports_what_it_has_served(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Simulation.run
+
+    def interrupted(self: Simulation, requests: Iterable[TraceRequest]) -> Iterator[int]:
+        served = 0
+        for done in run(self, requests):
+            served += done
+            yield done
+            if served >= 20:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(Simulation, "run", interrupted)
+    assert main(["--requests", "500"]) == 130
+    printed = capsys.readouterr()
+    assert "interrupted; the report is of the requests so far" in printed.err
+    assert re.search(r"^requests +2\d served", printed.out)
 
 
 def test_bytes_that_are_no_number_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,4 +26,4 @@ def bench_run(count: int = 50, text: str = "", **flags: object) -> BenchRun:
     samples = [QueueSample(100 + t, t % 3, 1.0) for t in range(6)]
     checks = [MetricCheck("requests ended", 3, 4, 3), MetricCheck("prompt tokens", 9, 9, 8)]
     moment = datetime(2026, 1, 2, 3, 4)
-    return BenchRun(config, "org/model", moment, metrics, replies, samples, checks, None)
+    return BenchRun(config, "org/model", moment, metrics, replies, samples, checks=checks)
