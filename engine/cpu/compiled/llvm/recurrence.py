@@ -19,16 +19,25 @@ head's ``g``.
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from chairlift.engine.cpu.compiled.llvm import kernel as llvm_kernel
 from chairlift.engine.cpu.compiled.llvm.host_compiler import Function, host_compiler
 from chairlift.engine.cpu.compiled.llvm.jobs import shared
-
-_ARGUMENTS = (
-    "ptr %state, ptr %k, ptr %q, ptr %v, ptr %g, ptr %beta, ptr %y, i64 %tokens, i64 %heads, "
-    "i64 %share, i64 %lines, i64 %numbers, i64 %decays"
+from chairlift.engine.cpu.compiled.llvm.recurrence_blocks import (
+    ARGUMENTS,
+    Form,
+    block_function,
+    declared,
+    head_of_part,
+    prepared,
+    total,
 )
+
+# The registers of a block of ``llvm.recurrence_blocks``.
+REGISTERS = (4, 1)
+_NAMES = ("decayed", "delta")
 
 
 class RecurrenceKernel(NamedTuple):
@@ -36,11 +45,13 @@ class RecurrenceKernel(NamedTuple):
 
     Attributes:
         lanes: numbers of a register; those of a line are a multiple of them.
+        blocks: for many tokens, by a name and the registers of a block. A part is a block.
     """
 
     lanes: int
     decayed: Function
     delta: Function
+    blocks: Mapping[tuple[str, int], Function]
 
 
 @functools.cache
@@ -50,7 +61,8 @@ def compiled() -> RecurrenceKernel | None:
     if compiler is None or kernel is None:
         return None
     function = compiler.compile(source(kernel.lanes)).function
-    return RecurrenceKernel(kernel.lanes, *map(function, ("decayed", "delta")))
+    blocks = {(name, r): function(f"{name}_block_{r}") for name in _NAMES for r in REGISTERS}
+    return RecurrenceKernel(kernel.lanes, function("decayed"), function("delta"), blocks)
 
 
 def source(lanes: int) -> str:
@@ -60,18 +72,19 @@ def source(lanes: int) -> str:
         [
             f"declare {vector} @llvm.fma.v{lanes}f32({vector}, {vector}, {vector})",
             f"declare float @llvm.vector.reduce.fadd.v{lanes}f32(float, {vector})",
-            _head("decayed", lanes),
-            _head("delta", lanes),
+            declared(lanes),
+            *(_head(name, lanes) for name in _NAMES),
+            *(block_function(Form(name, lanes, r)) for name in _NAMES for r in REGISTERS),
         ]
     )
 
 
 def _head(name: str, lanes: int) -> str:
     """A function of heads, and one that computes a head."""
-    passed = f"call void @{name}_head({_ARGUMENTS}, i64 %part)\nbr label %part_end"
+    passed = f"call void @{name}_head({ARGUMENTS}, i64 %part)\nbr label %part_end"
     vector, is_delta = f"<{lanes} x float>", name == "delta"
     fma = f"call {vector} @llvm.fma.v{lanes}f32"
-    total = f"call reassoc float @llvm.vector.reduce.fadd.v{lanes}f32(float 0.0, {vector}"
+    whole = total(lanes)
     # The products with the key correct what is added.
     known = recalled = ""
     added = "%d = load float, ptr %v_at, align 4"
@@ -83,77 +96,23 @@ def _head(name: str, lanes: int) -> str:
   %a_next = {fma}({vector} %s, {vector} %gk_j, {vector} %a)
 """
         recalled = f"""
-  %recalled = {total} %a_next)
+  %recalled = {whole} %a_next)
   %v_i = load float, ptr %v_at, align 4
   %wrong = fsub float %v_i, %recalled
 """
         added = "%d = fmul float %wrong, %rate"
     phi, *loads = known.strip().split("\n") if known else ("",)
     return f"""
-define internal void @{name}_head({_ARGUMENTS}, i64 %part) {{
+define internal void @{name}_head({ARGUMENTS}, i64 %part) {{
 entry:
-  %row = udiv i64 %part, %heads
-  %head = urem i64 %part, %heads
-  %groups = udiv i64 %heads, %share
-  %group = udiv i64 %head, %share
+  {head_of_part("%part")}
   %state_lines = mul i64 %part, %lines
   %state_o = mul i64 %state_lines, %numbers
   %sh = getelementptr float, ptr %state, i64 %state_o
-  %first_token = mul i64 %row, %tokens
-  %gs = alloca float, i64 %numbers, align 64
-  %gk = alloca float, i64 %numbers, align 64
-  %gq = alloca float, i64 %numbers, align 64
-  %is_single = icmp eq i64 %decays, 1
+  br label %ready
+ready:
   br label %token
-token:
-  %t = phi i64 [0, %entry], [%t_next, %token_end]
-  %tt = add i64 %first_token, %t
-  %token_group = mul i64 %tt, %groups
-  %key = add i64 %token_group, %group
-  %key_o = mul i64 %key, %numbers
-  %kh = getelementptr float, ptr %k, i64 %key_o
-  %qh = getelementptr float, ptr %q, i64 %key_o
-  %token_head = mul i64 %tt, %heads
-  %place = add i64 %token_head, %head
-  %value_o = mul i64 %place, %lines
-  %vh = getelementptr float, ptr %v, i64 %value_o
-  %yh = getelementptr float, ptr %y, i64 %value_o
-  %decay_o = mul i64 %place, %decays
-  %gh = getelementptr float, ptr %g, i64 %decay_o
-  {"%rate_at = getelementptr float, ptr %beta, i64 %place" if is_delta else ""}
-  {"%rate = load float, ptr %rate_at, align 4" if is_delta else ""}
-  %g_first = load float, ptr %gh, align 4
-  %g_one = insertelement {vector} poison, float %g_first, i32 0
-  %g_all = shufflevector {vector} %g_one, {vector} poison, <{lanes} x i32> zeroinitializer
-  br label %prepare
-prepare:
-  %i = phi i64 [0, %token], [%i_next, %prepared]
-  %kq = phi {vector} [zeroinitializer, %token], [%kq_next, %prepared]
-  br i1 %is_single, label %prepared, label %own
-own:
-  %g_at = getelementptr float, ptr %gh, i64 %i
-  %g_own = load {vector}, ptr %g_at, align 4
-  br label %prepared
-prepared:
-  %g_i = phi {vector} [%g_all, %prepare], [%g_own, %own]
-  %k_at = getelementptr float, ptr %kh, i64 %i
-  %k_i = load {vector}, ptr %k_at, align 4
-  %q_at = getelementptr float, ptr %qh, i64 %i
-  %q_i = load {vector}, ptr %q_at, align 4
-  %kq_next = {fma}({vector} %k_i, {vector} %q_i, {vector} %kq)
-  %gk_i = fmul {vector} %g_i, %k_i
-  %gq_i = fmul {vector} %g_i, %q_i
-  %gs_to = getelementptr float, ptr %gs, i64 %i
-  store {vector} %g_i, ptr %gs_to, align 4
-  %gk_to = getelementptr float, ptr %gk, i64 %i
-  store {vector} %gk_i, ptr %gk_to, align 4
-  %gq_to = getelementptr float, ptr %gq, i64 %i
-  store {vector} %gq_i, ptr %gq_to, align 4
-  %i_next = add i64 %i, {lanes}
-  %i_more = icmp ult i64 %i_next, %numbers
-  br i1 %i_more, label %prepare, label %begin
-begin:
-  %own_product = {total} %kq_next)
+{prepared(name, lanes)}
   br label %line
 line:
   %n = phi i64 [0, %begin], [%n_next, %line_end]
@@ -177,7 +136,7 @@ dots:
 middle:
   {recalled}
   {added}
-  %earlier = {total} %b_next)
+  %earlier = {whole} %b_next)
   %now = fmul float %d, %own_product
   %out = fadd float %earlier, %now
   %y_at = getelementptr float, ptr %yh, i64 %n
@@ -210,5 +169,5 @@ token_end:
 end:
   ret void
 }}
-{shared(name, _ARGUMENTS, passed)}
+{shared(name, ARGUMENTS, passed)}
 """

@@ -57,7 +57,10 @@ def test_tokens_equal_the_rule(
     is_vector: bool,
     seed: int,
 ) -> None:
-    """Any shapes, with a decay of each head or of each number; and each row as it is alone."""
+    """Any shapes, with a decay of each head or of each number.
+
+    Rows and tokens are to the last bit as they are alone.
+    """
     rng = np.random.default_rng(seed)
     heads = groups * share
     state = _floats(rng, rows, heads, lines, numbers)
@@ -66,6 +69,7 @@ def test_tokens_equal_the_rule(
     decays = np.exp(-rng.exponential(size=(rows, tokens, heads, *[numbers] * is_vector)))
     g = decays.astype(np.float32)
     beta = rng.uniform(size=(rows, tokens, heads)).astype(np.float32) if is_delta else None
+    inputs = k, q, v, g, beta
     keys, queries = (np.repeat(x, share, axis=2) for x in (k, q))
     expected, outputs = state.astype(np.float64), []
     for t in range(tokens):
@@ -77,10 +81,17 @@ def test_tokens_equal_the_rule(
         expected = expected + added[..., None] * keys[:, t, :, None]
         outputs.append(np.einsum("rhln,rhn->rhl", expected, queries[:, t]))
     alone = [
-        (own := state[r : r + 1].copy(), recurrence.decay(own, *_row(r, k, q, v, g, beta)))
+        (own := state[r : r + 1].copy(), recurrence.decay(own, *_row(r, *inputs)))
         for r in range(rows)
     ]
+    one_by_one = state.copy()
+    steps = [
+        recurrence.decay(one_by_one, *(None if x is None else x[:, t : t + 1] for x in inputs))
+        for t in range(tokens)
+    ]
     output = recurrence.decay(state, k, q, v, g, beta)
+    assert (one_by_one == state).all()
+    assert (np.concatenate(steps, axis=1) == output).all()
     _assert_close(state, expected)
     _assert_close(output, np.stack(outputs, axis=1))
     for row, (own, result) in enumerate(alone):
