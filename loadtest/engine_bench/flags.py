@@ -87,7 +87,10 @@ def engine_parser(
         "by proposals each of whose tokens is right with probability P",
     )
     parser.add_argument(
-        "--only", choices=("ours", "mlx-lm"), help="measure one engine (default: both)"
+        "--only",
+        choices=("ours", "mlx-lm"),
+        help="measure one engine; mlx-lm alone computes the model as it is, and not with our "
+        "products and layers (default: both)",
     )
     parser.add_argument(
         "--tensor-parallel-size",

@@ -17,7 +17,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from chairlift.engine.config import EngineConfig
-from chairlift.engine.core.acceleration import accelerate
+from chairlift.engine.core.acceleration import Acceleration, accelerate
 from chairlift.engine.core.start import kv_storage
 from chairlift.engine.cpu.thread_count import ThreadWatch, blas_threads
 from chairlift.engine.device import memory
@@ -123,7 +123,10 @@ def _model(options: argparse.Namespace, ranks: Ranks, rank: int = 0) -> Measured
         max_step_ms=options.max_step_ms,
         prefix_cache_bytes=0,
     )
-    acceleration = accelerate(model, spare_bytes=memory.spare_bytes(settings, ranks.sharing))
+    if options.only == "mlx-lm":
+        acceleration = Acceleration(eager=False)  # the model stays as mlx-lm makes it
+    else:
+        acceleration = accelerate(model, spare_bytes=memory.spare_bytes(settings, ranks.sharing))
     probed = probe(model, config["model_type"], kv_storage(settings, half=False))
     planned = memory.plan_kv_memory(settings, current(), probed.vocabulary, ranks.sharing)
     (kv_bytes,) = ranks.smallest(planned.kv_bytes)
