@@ -1,4 +1,4 @@
-"""Tokens of each row's recurrent state, by ``llvm.recurrence``; states change in place.
+"""Tokens of each row's recurrent state, by ``llvm.recurrence.kernel``; states change in place.
 
 A function is to be called only with arrays for which ``supports`` holds.
 """
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from chairlift.engine.cpu.compiled.jobs import MIN_SHARED, Run, run_shared
-from chairlift.engine.cpu.compiled.llvm import recurrence
+from chairlift.engine.cpu.compiled.llvm.recurrence import kernel as llvm_recurrence
 from chairlift.engine.cpu.gemm import Floats
 
 # Tokens from which computing blocks of lines takes less time, with the copies of their states.
@@ -21,12 +21,12 @@ MAX_BLOCK = 1 << 15
 
 def available() -> bool:
     """Whether there is a kernel for this CPU."""
-    return recurrence.compiled() is not None
+    return llvm_recurrence.compiled() is not None
 
 
 def supports(numbers: int) -> bool:
     """Whether there is a kernel, and it reads states with lines of so many numbers."""
-    kernel = recurrence.compiled()
+    kernel = llvm_recurrence.compiled()
     return kernel is not None and numbers > 0 and numbers % kernel.lanes == 0
 
 
@@ -73,13 +73,13 @@ def add_decay(
         state: its address.
         k, q, v, g, beta, result: contiguous.
     """
-    kernel = recurrence.compiled()
+    kernel = llvm_recurrence.compiled()
     assert kernel is not None
     rows, heads, lines, numbers = shape
     tokens, rates = v.shape[1], g if beta is None else beta
     function, blocks = kernel.decayed if beta is None else kernel.delta, 1
     if tokens >= MIN_TOKENS:
-        for registers in recurrence.REGISTERS:
+        for registers in llvm_recurrence.REGISTERS:
             width = registers * kernel.lanes
             if lines % width == 0 and width * numbers <= MAX_BLOCK:
                 name = "decayed" if beta is None else "delta"

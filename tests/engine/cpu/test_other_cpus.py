@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from chairlift.engine.cpu.compiled.llvm import dot, kernel, recurrence
+from chairlift.engine.cpu.compiled.llvm import dot, kernel
 from chairlift.engine.cpu.compiled.llvm.host_compiler import inline_always
+from chairlift.engine.cpu.compiled.llvm.recurrence import kernel as recurrence
 from chairlift.engine.cpu.compiled.llvm.sampling import choice
 
 llvm = pytest.importorskip("llvmlite.binding")

@@ -25,17 +25,15 @@ from typing import NamedTuple
 from chairlift.engine.cpu.compiled.llvm import kernel as llvm_kernel
 from chairlift.engine.cpu.compiled.llvm.host_compiler import Function, host_compiler
 from chairlift.engine.cpu.compiled.llvm.jobs import shared
-from chairlift.engine.cpu.compiled.llvm.recurrence_blocks import (
+from chairlift.engine.cpu.compiled.llvm.recurrence.blocks import Form, block_function, declared
+from chairlift.engine.cpu.compiled.llvm.recurrence.tokens import (
     ARGUMENTS,
-    Form,
-    block_function,
-    declared,
     head_of_part,
     prepared,
     total,
 )
 
-# The registers of a block of ``llvm.recurrence_blocks``.
+# The registers of a block of ``llvm.recurrence.blocks``.
 REGISTERS = (4, 1)
 _NAMES = ("decayed", "delta")
 

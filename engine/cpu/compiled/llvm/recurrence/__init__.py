@@ -1,0 +1,1 @@
+"""Tokens of layers whose recurrent state decays: ``kernel`` has the compiled functions."""
