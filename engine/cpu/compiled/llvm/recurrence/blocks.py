@@ -3,7 +3,7 @@
 The functions have the arguments of those in ``kernel``, and give the same numbers to the last bit.
 A part is a block of a head's lines with all of its tokens. Its state is copied, so that a register
 has the same number of neighbouring lines, and copied back at the end. The sums along a line are
-then sums of registers: one for each lane of ``kernel``, added in the order in which that adds lanes.
+then sums of registers: one for each lane of ``kernel``, added in the order in which it adds lanes.
 """
 
 from __future__ import annotations
