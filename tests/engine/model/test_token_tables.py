@@ -10,8 +10,8 @@ from conformance.weights import tiny_model
 from chairlift.cache.kinds import make_batch
 from chairlift.engine.errors import UnsupportedModel
 from chairlift.engine.model.adapters import adapt
-from chairlift.engine.model.probe import probe
 from chairlift.engine.model.trials import token_tables
+from chairlift.engine.model.trials.probe import probe
 
 SERVED = [name for name in model_names() if reason_not_applicable(name) is None]
 
