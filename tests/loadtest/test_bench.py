@@ -186,6 +186,15 @@ def test_the_verification_report_shows_the_first_difference() -> None:
         (("--request-rate", "0"), "--request-rate"),
         (("--endpoint", "/v1/embeddings"), "--endpoint"),
         (("--max-concurrency", "0"), "--max-concurrency"),
+        (("--api-key", "a\nb"), "--api-key has a character"),
+        (("--model", "\udcff"), "--model has a character"),
+        (("--label", "a\0b"), "--label has a character"),
+        (("--base-url", "http://me:word@127.0.0.1:1", "--api-key", "k"), "--base-url has a user"),
+        (("--base-url", "http://127.0.0.1:1?key=1"), "--base-url must have the form"),
+        (("--base-url", "http://127.0.0.1:1/#part"), "--base-url must have the form"),
+        (("--save-result", "--result-dir", "/dev/null/none"), "--save-result: "),
+        (("--save-result", "--result-filename", "/"), "--save-result: "),
+        (("--html", "/dev/null/none/r.html"), "--html: "),
     ],
 )
 def test_wrong_flags_are_refused_in_one_line(

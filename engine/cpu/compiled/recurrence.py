@@ -13,11 +13,6 @@ from chairlift.engine.cpu.compiled.jobs import MIN_SHARED, Run, run_shared
 from chairlift.engine.cpu.compiled.llvm.recurrence import kernel as llvm_recurrence
 from chairlift.engine.cpu.gemm import Floats
 
-# Tokens from which computing blocks of lines takes less time, with the copies of their states.
-MIN_TOKENS = 16
-# Numbers of the state of a block, which is on the stack.
-MAX_BLOCK = 1 << 15
-
 
 def available() -> bool:
     """Whether there is a kernel for this CPU."""
@@ -77,14 +72,8 @@ def add_decay(
     assert kernel is not None
     rows, heads, lines, numbers = shape
     tokens, rates = v.shape[1], g if beta is None else beta
-    function, blocks = kernel.decayed if beta is None else kernel.delta, 1
-    if tokens >= MIN_TOKENS:
-        for registers in llvm_recurrence.REGISTERS:
-            width = registers * kernel.lanes
-            if lines % width == 0 and width * numbers <= MAX_BLOCK:
-                name = "decayed" if beta is None else "delta"
-                function, blocks = kernel.blocks[name, registers], lines // width
-                break
+    name = "decayed" if beta is None else "delta"
+    function, blocks = kernel.fastest(name, tokens, lines, numbers)
     return run(
         function,
         *(state, *(x.ctypes.data for x in (k, q, v, g, rates, result))),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 
 from chairlift.engine.cpu.compiled.llvm.jobs import shared
+from chairlift.engine.cpu.compiled.llvm.lanes import spread
 
 DIGITS = 3
 # Bytes before the digits in a record.
@@ -81,8 +82,7 @@ scale:
   %top = select i1 %tiny, float {constant(SMALLEST)}, float %max
   %unit = fmul float %top, {constant(1 / LARGEST)}
   %units = fdiv float {constant(LARGEST)}, %top
-  %units_0 = insertelement {floats} poison, float %units, i32 0
-  %units_all = shufflevector {floats} %units_0, {floats} poison, <{lanes} x i32> zeroinitializer
+  {spread("%units_all", "%units", lanes)}
   %factor = fadd float %unit, %nan
   store float %factor, ptr %rg, align 4
   br label %numbers

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from chairlift.engine.cpu.compiled.llvm.attention import WIDE
 from chairlift.engine.cpu.compiled.llvm.digits import DIGITS, HEAD_BYTES, all_of
+from chairlift.engine.cpu.compiled.llvm.lanes import spread
 from chairlift.engine.cpu.compiled.llvm.quantized import E2M1
 
 # Codes of so many bytes ahead are prefetched to the L2 cache: few tokens wait for their memory.
@@ -228,12 +229,9 @@ def scaled(
 
 def broadcast(name: str, lanes: int, element: str, address: str) -> list[str]:
     """Loads a number of 32 bits into all lanes of a register ``%name``."""
-    vector = f"<{lanes} x {element}>"
     return [
         f"%{name}.one = load {element}, ptr {address}, align 4",
-        f"%{name}.0 = insertelement {vector} poison, {element} %{name}.one, i32 0",
-        f"%{name} = shufflevector {vector} %{name}.0, {vector} poison, "
-        f"<{lanes} x i32> zeroinitializer",
+        spread(f"%{name}", f"%{name}.one", lanes, element),
     ]
 
 

@@ -29,7 +29,7 @@ import math
 from collections.abc import Mapping
 
 from chairlift.engine.cpu.compiled.llvm.jobs import shared
-from chairlift.engine.cpu.compiled.llvm.softmax import splat
+from chairlift.engine.cpu.compiled.llvm.lanes import splat, spread
 
 # The largest float16.
 LARGEST_HALF = 65504.0
@@ -149,7 +149,7 @@ def _gated(name: str, lanes: int, lines: str, argument: str) -> str:
 
 
 def _norm(lanes: int) -> str:
-    vector, integers = f"<{lanes} x float>", f"<{lanes} x i32>"
+    vector, _integers = f"<{lanes} x float>", f"<{lanes} x i32>"
     computed = f"""
   %scaled = fmul {vector} %a, %scales
   %r = fmul {vector} %scaled, %b
@@ -182,8 +182,7 @@ whole:
   %square = fadd float %mean, %eps
   %root = call float @llvm.sqrt.f32(float %square)
   %scale = fdiv float 1.0, %root
-  %one = insertelement {vector} poison, float %scale, i32 0
-  %scales = shufflevector {vector} %one, {vector} poison, {integers} zeroinitializer
+  {spread("%scales", "%scale", lanes)}
   {_loop(lanes, "whole", {"%a": "%xr", "%b": "%w"}, computed, "%yr", "part_end")}
 """
     arguments = (
@@ -211,11 +210,10 @@ def _add(lanes: int) -> str:
 
 
 def _scale(lanes: int) -> str:
-    vector, integers = f"<{lanes} x float>", f"<{lanes} x i32>"
+    vector, _integers = f"<{lanes} x float>", f"<{lanes} x i32>"
     body = f"""
   %one_factor = load float, ptr %constant, align 4
-  %one = insertelement {vector} poison, float %one_factor, i32 0
-  %factor = shufflevector {vector} %one, {vector} poison, {integers} zeroinitializer
+  {spread("%factor", "%one_factor", lanes)}
   %xo = mul i64 %part, %x_stride
   %xr = getelementptr float, ptr %x, i64 %xo
   %yo = mul i64 %part, %y_stride

@@ -22,7 +22,7 @@ from chairlift.engine.cpu.compiled.llvm import kernel, softmax
 from chairlift.engine.cpu.compiled.llvm.elementwise import gelu_argument, sigmoid
 from chairlift.engine.cpu.compiled.llvm.host_compiler import Function, host_compiler
 from chairlift.engine.cpu.compiled.llvm.jobs import shared
-from chairlift.engine.cpu.compiled.llvm.softmax import splat
+from chairlift.engine.cpu.compiled.llvm.lanes import splat, spread
 
 # Axes of an array beside its last one.
 OUTER = 3
@@ -260,12 +260,9 @@ def _line_of(array: str) -> str:
 
 def _splat(variable: str, array: str, lanes: int) -> str:
     """A register of the one number of an array's line."""
-    vector = f"<{lanes} x float>"
     return f"""
   {variable}.one = load float, ptr %{array}.line, align 4
-  {variable}.first = insertelement {vector} poison, float {variable}.one, i32 0
-  {variable} = shufflevector {vector} {variable}.first, {vector} poison, \
-<{lanes} x i32> zeroinitializer
+  {spread(variable, f"{variable}.one", lanes)}
 """
 
 

@@ -27,11 +27,11 @@ from __future__ import annotations
 
 from chairlift.engine.cpu.compiled.llvm.attention import WIDE
 from chairlift.engine.cpu.compiled.llvm.jobs import shared
+from chairlift.engine.cpu.compiled.llvm.lanes import number
 from chairlift.engine.cpu.compiled.llvm.softmax import (
     LEAST,
     capping,
     exponential,
-    number,
     softmax,
     tangent,
     transpose,

@@ -5,9 +5,9 @@ capped scores, and softmax.
 from __future__ import annotations
 
 import math
-import struct
 
 from chairlift.engine.cpu.compiled.llvm.attention import WIDE
+from chairlift.engine.cpu.compiled.llvm.lanes import splat, spread
 
 # The highest score before the first one, and the score of a column that a query does not see.
 LEAST = -3.4e38
@@ -19,17 +19,6 @@ _EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 0.16
 _LOG2_HIGH, _LOG2_LOW = 0.693359375, -2.12194440e-4
 # Added to a small number, it rounds it to an integer, which is in the lowest bits of the sum.
 _ROUND = 1.5 * 2**23
-
-
-def number(value: float) -> str:
-    """A float32 in LLVM's notation, which has the digits of a double."""
-    (rounded,) = struct.unpack("f", struct.pack("f", value))
-    return f"0x{struct.pack('>d', rounded).hex().upper()}"
-
-
-def splat(value: float, lanes: int) -> str:
-    """A register of equal numbers."""
-    return "<" + ", ".join([f"float {number(value)}"] * lanes) + ">"
 
 
 def exponential(lanes: int) -> str:
@@ -158,12 +147,11 @@ define internal {vector} @tangent({vector} %x) alwaysinline {{
 
 def capping(lanes: int) -> str:
     """A function that bounds a query's scores of a block: ``cap * tanh(score / cap)``."""
-    vector, integers = f"<{lanes} x float>", f"<{lanes} x i32>"
+    vector, _integers = f"<{lanes} x float>", f"<{lanes} x i32>"
     return f"""
 define internal void @bound(ptr %s, i64 %count, float %cap) {{
 entry:
-  %cap0 = insertelement {vector} poison, float %cap, i32 0
-  %caps = shufflevector {vector} %cap0, {vector} poison, {integers} zeroinitializer
+  {spread("%caps", "%cap", lanes)}
   br label %loop
 loop:
   %j = phi i64 [0, %entry], [%j_next, %loop]

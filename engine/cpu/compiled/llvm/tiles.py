@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from chairlift.engine.cpu.compiled.llvm.attention import WIDE
+from chairlift.engine.cpu.compiled.llvm.lanes import spread
 
 
 def tile(
@@ -54,9 +55,7 @@ def tile(
         lines += [
             f"%xp{token} = getelementptr float, ptr %x{token}, i64 %i",
             f"%v{token} = load float, ptr %xp{token}, align 4",
-            f"%o{token} = insertelement {vector} poison, float %v{token}, i32 0",
-            f"%a{token} = shufflevector {vector} %o{token}, {vector} poison, "
-            f"<{lanes} x i32> zeroinitializer",
+            spread(f"%a{token}", f"%v{token}", lanes),
         ]
     lines += [
         f"%n{name} = call {vector} @llvm.fma.v{lanes}f32({vector} %a{token}, "

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from chairlift.engine.cpu.compiled.llvm.jobs import shared
+from chairlift.engine.cpu.compiled.llvm.lanes import spread
 from chairlift.engine.cpu.compiled.llvm.recurrence.tokens import (
     ARGUMENTS,
     head_of_part,
@@ -79,8 +80,7 @@ entry:
   %s = alloca float, i64 %size, align 64
   %sums = alloca float, i64 {lanes * width}, align 64
   %recalls = alloca float, i64 {lanes * width}, align 64
-  %n_one = insertelement {counts} poison, i64 %numbers, i32 0
-  %n_all = shufflevector {counts} %n_one, {counts} poison, <{lanes} x i32> zeroinitializer
+  {spread("%n_all", "%numbers", lanes, "i64")}
   %across = mul {counts} %n_all, <{lane_numbers}>
   br label %copy
 copy:
@@ -92,8 +92,8 @@ copy:
 ready:
   br label %token
 {prepared(form.name, lanes)}
-  {_splat("own_all", "%own_product", form)}
-  {_splat("rate_all", "%rate", form) if form.is_delta else ""}
+  {spread("%own_all", "%own_product", lanes)}
+  {spread("%rate_all", "%rate", lanes) if form.is_delta else ""}
   br label %lane
 {_sums(form)}
 added:
@@ -132,16 +132,6 @@ def _kind(lanes: int) -> str:
 
 def _lines(parts: Iterable[str]) -> str:
     return "\n  ".join(parts)
-
-
-def _splat(name: str, value: str, form: Form) -> str:
-    """``%name``: a register whose lanes are all a number."""
-    vector = form.vector
-    return (
-        f"%{name}.one = insertelement {vector} poison, float {value}, i32 0\n"
-        f"  %{name} = shufflevector {vector} %{name}.one, {vector} poison, "
-        f"<{form.lanes} x i32> zeroinitializer"
-    )
 
 
 def _places(name: str, number: str, form: Form, r: int) -> str:
@@ -188,7 +178,7 @@ def _sums(form: Form) -> str:
     broadcasts = [
         f"%{factors[kind]}.at = getelementptr float, ptr %{factors[kind]}, i64 %j\n"
         f"  %{factors[kind]}.j = load float, ptr %{factors[kind]}.at, align 4\n"
-        f"  {_splat(f'{factors[kind]}.all', f'%{factors[kind]}.j', form)}"
+        f"  {spread(f'%{factors[kind]}.all', f'%{factors[kind]}.j', lanes)}"
         for kind in kinds
     ]
     products = []
@@ -296,10 +286,10 @@ change:
   %m = phi i64 [0, %added], [%m_next, %change]
   %km_at = getelementptr float, ptr %kh, i64 %m
   %km = load float, ptr %km_at, align 4
-  {_splat("k.all", "%km", form)}
+  {spread("%k.all", "%km", lanes)}
   %gm_at = getelementptr float, ptr %gs, i64 %m
   %gm = load float, ptr %gm_at, align 4
-  {_splat("g.all", "%gm", form)}
+  {spread("%g.all", "%gm", lanes)}
   %m.o = mul i64 %m, {form.width}
   %m.at = getelementptr float, ptr %s, i64 %m.o
   {_lines(changed)}

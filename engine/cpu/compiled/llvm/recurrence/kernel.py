@@ -25,6 +25,7 @@ from typing import NamedTuple
 from chairlift.engine.cpu.compiled.llvm import kernel as llvm_kernel
 from chairlift.engine.cpu.compiled.llvm.host_compiler import Function, host_compiler
 from chairlift.engine.cpu.compiled.llvm.jobs import shared
+from chairlift.engine.cpu.compiled.llvm.lanes import spread
 from chairlift.engine.cpu.compiled.llvm.recurrence.blocks import Form, block_function, declared
 from chairlift.engine.cpu.compiled.llvm.recurrence.tokens import (
     ARGUMENTS,
@@ -36,6 +37,9 @@ from chairlift.engine.cpu.compiled.llvm.recurrence.tokens import (
 # The registers of a block of ``llvm.recurrence.blocks``.
 REGISTERS = (4, 1)
 _NAMES = ("decayed", "delta")
+# Tokens from which blocks take less time, with the copies of their states; and the most numbers of
+# a block's state, which is on the stack.
+MIN_TOKENS, MAX_BLOCK = 16, 1 << 15
 
 
 class RecurrenceKernel(NamedTuple):
@@ -43,13 +47,21 @@ class RecurrenceKernel(NamedTuple):
 
     Attributes:
         lanes: numbers of a register; those of a line are a multiple of them.
-        blocks: for many tokens, by a name and the registers of a block. A part is a block.
+        heads: by name; a part is a head.
+        blocks: for many tokens, by name and the registers of a block; a part is a block.
     """
 
     lanes: int
-    decayed: Function
-    delta: Function
+    heads: Mapping[str, Function]
     blocks: Mapping[tuple[str, int], Function]
+
+    def fastest(self, name: str, tokens: int, lines: int, numbers: int) -> tuple[Function, int]:
+        """The function for so many tokens and such states, and the parts of a head."""
+        for registers in REGISTERS if tokens >= MIN_TOKENS else ():
+            width = registers * self.lanes
+            if lines % width == 0 and width * numbers <= MAX_BLOCK:
+                return self.blocks[name, registers], lines // width
+        return self.heads[name], 1
 
 
 @functools.cache
@@ -59,8 +71,8 @@ def compiled() -> RecurrenceKernel | None:
     if compiler is None or kernel is None:
         return None
     function = compiler.compile(source(kernel.lanes)).function
-    blocks = {(name, r): function(f"{name}_block_{r}") for name in _NAMES for r in REGISTERS}
-    return RecurrenceKernel(kernel.lanes, function("decayed"), function("delta"), blocks)
+    blocks = {(form.name, form.registers): function(form.job) for form in _forms(kernel.lanes)}
+    return RecurrenceKernel(kernel.lanes, {name: function(name) for name in _NAMES}, blocks)
 
 
 def source(lanes: int) -> str:
@@ -72,9 +84,13 @@ def source(lanes: int) -> str:
             f"declare float @llvm.vector.reduce.fadd.v{lanes}f32(float, {vector})",
             declared(lanes),
             *(_head(name, lanes) for name in _NAMES),
-            *(block_function(Form(name, lanes, r)) for name in _NAMES for r in REGISTERS),
+            *map(block_function, _forms(lanes)),
         ]
     )
+
+
+def _forms(lanes: int) -> list[Form]:
+    return [Form(name, lanes, registers) for name in _NAMES for registers in REGISTERS]
 
 
 def _head(name: str, lanes: int) -> str:
@@ -139,8 +155,7 @@ middle:
   %out = fadd float %earlier, %now
   %y_at = getelementptr float, ptr %yh, i64 %n
   store float %out, ptr %y_at, align 4
-  %d_one = insertelement {vector} poison, float %d, i32 0
-  %d_all = shufflevector {vector} %d_one, {vector} poison, <{lanes} x i32> zeroinitializer
+  {spread("%d_all", "%d", lanes)}
   br label %change
 change:
   %m = phi i64 [0, %middle], [%m_next, %change]

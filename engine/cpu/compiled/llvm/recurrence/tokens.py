@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from chairlift.engine.cpu.compiled.llvm.lanes import spread
+
 ARGUMENTS = (
     "ptr %state, ptr %k, ptr %q, ptr %v, ptr %g, ptr %beta, ptr %y, i64 %tokens, i64 %heads, "
     "i64 %share, i64 %lines, i64 %numbers, i64 %decays"
@@ -37,8 +39,7 @@ token:
   {"%rate_at = getelementptr float, ptr %beta, i64 %place" if is_delta else ""}
   {"%rate = load float, ptr %rate_at, align 4" if is_delta else ""}
   %g_first = load float, ptr %gh, align 4
-  %g_one = insertelement {vector} poison, float %g_first, i32 0
-  %g_all = shufflevector {vector} %g_one, {vector} poison, <{lanes} x i32> zeroinitializer
+  {spread("%g_all", "%g_first", lanes)}
   br label %prepare
 prepare:
   %i = phi i64 [0, %token], [%i_next, %prepared]

@@ -28,6 +28,7 @@ from typing import NamedTuple
 from chairlift.engine.cpu.compiled.llvm import kernel
 from chairlift.engine.cpu.compiled.llvm.host_compiler import Function, host_compiler
 from chairlift.engine.cpu.compiled.llvm.jobs import shared
+from chairlift.engine.cpu.compiled.llvm.lanes import number, splat
 from chairlift.engine.cpu.compiled.llvm.sampling import random
 from chairlift.engine.cpu.compiled.llvm.sampling.line_loop import (
     DECLARED,
@@ -43,7 +44,7 @@ from chairlift.engine.cpu.compiled.llvm.sampling.line_loop import (
     read,
     spread,
 )
-from chairlift.engine.cpu.compiled.llvm.softmax import exponential, number, splat
+from chairlift.engine.cpu.compiled.llvm.softmax import exponential
 
 PARTS = 16
 # The least weight that is not 0.

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from chairlift.engine.cpu.compiled.llvm.softmax import splat
+from chairlift.engine.cpu.compiled.llvm import lanes
+from chairlift.engine.cpu.compiled.llvm.lanes import splat
 
 # Numbers of a register; LLVM uses several registers where the CPU's are shorter.
 LANES = 32
@@ -135,13 +136,8 @@ def equal(value: int) -> str:
 
 
 def spread(name: str, value: str, kind: str) -> str:
-    """A register that has a number in all lanes."""
-    vector = f"<{LANES} x {kind}>"
-    return (
-        f"{name}.first = insertelement {vector} poison, {kind} {value}, i32 0\n"
-        f"{name} = shufflevector {vector} {name}.first, {vector} poison, "
-        f"<{LANES} x i32> zeroinitializer\n"
-    )
+    """See ``lanes.spread``."""
+    return lanes.spread(name, value, LANES, kind)
 
 
 def read(name: str, array: str, index: str, kind: str) -> str:

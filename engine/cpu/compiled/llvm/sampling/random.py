@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from chairlift.engine.cpu.compiled.llvm.jobs import shared
+from chairlift.engine.cpu.compiled.llvm.lanes import splat
 from chairlift.engine.cpu.compiled.llvm.sampling.line_loop import (
     FLAGS,
     FLOATS,
@@ -15,7 +16,6 @@ from chairlift.engine.cpu.compiled.llvm.sampling.line_loop import (
     read,
     spread,
 )
-from chairlift.engine.cpu.compiled.llvm.softmax import splat
 
 # The smallest time; it must not be 0.
 MIN_TIME = 1e-10
