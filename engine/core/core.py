@@ -263,7 +263,7 @@ class EngineCore:
             self.adapters.unload(key)
 
     def step(self) -> StepOutput:
-        """Plans and launches a step, and returns the tokens of the previous step."""
+        """Plans and launches a step, and returns the tokens of the one that ``finish`` returns."""
         timer = PhaseTimer(self._recorder.current.phases)
         prompts = self.images.has_news or bool(self.scheduler.prefilling)
         self._collect()
@@ -275,8 +275,7 @@ class EngineCore:
         timer.end("schedule")
         self.pipeline.launch(plan, timer)
         self.scheduler.commit(plan)
-        previous = self.pipeline.finish_previous(timer)
-        outputs += self.outputs.read(previous)
+        outputs += self.outputs.read(self.pipeline.finish(timer))
         self.speculator.observe()
         self.speculator.probe(self.scheduler.running, self.scheduler.choose_drafts)
         if plan.preempted:
@@ -302,26 +301,27 @@ class EngineCore:
             return 0.0
         self._encoder_waits = 0
         seconds = IDLE_SECONDS
-        if self.pipeline.running.rows:
+        if self.scheduler.running:
             seconds = min(self.limits.step_seconds, IDLE_SECONDS)
             if prompts:
                 seconds /= 2
         return self.pipeline.run_between(lambda: self.images.encode(seconds), timer)
 
     def _read_ahead(self, timer: PhaseTimer) -> tuple[list[TokenOutput], Chosen]:
-        """Reads the running step first, if that costs nothing or the next may have drafts.
+        """Reads the running step first, if there is one and the next may have drafts.
 
         Returns:
             Its outputs, and the chosen drafts.
         """
+        outputs: list[TokenOutput] = []
         running = self.pipeline.running
-        due = self.speculator.due(len(running.rows), bool(running.drafts))
-        if not due and self.pipeline.order is not LaunchOrder.EAGER:
-            return [], {}
-        self._journal.read()
-        outputs = self.outputs.read(self.pipeline.finish_running(timer))
+        if not self.speculator.due(len(self.scheduler.running), bool(running.drafts)):
+            return outputs, {}
+        if running.computed:
+            self._journal.read()
+            outputs = self.outputs.read(self.pipeline.finish_running(timer))
         choose, rows = self.scheduler.choose_drafts, self.scheduler.running
-        return outputs, self.speculator.drafts(rows, choose) if due else {}
+        return outputs, self.speculator.drafts(rows, choose)
 
     def _collect(self) -> None:
         """Passes the results of finished background work to the scheduler."""

@@ -35,20 +35,22 @@ _IN_CALLER = CallerDispatch()
 
 
 class LaunchOrder(Enum):
-    """The order of building, dispatching, and waiting for the previous step."""
+    """The order of building, dispatching, and waiting for a step."""
 
-    # Wait, build, dispatch: the model computes while its graph is built.
+    # Build, dispatch, wait for this step itself: the model computes while its graph is built.
     EAGER = "eager"
-    # Build, wait, dispatch: MLX writes in place only to buffers that nothing else references.
+    # Build, wait for the previous step, dispatch: MLX writes in place only to buffers that nothing
+    # else references.
     SEQUENTIAL = "sequential"
-    # Build, dispatch, wait: kernels write pages without MLX. Another thread may dispatch.
+    # Build, dispatch, wait for the previous step: kernels write pages without MLX. Another thread
+    # may dispatch.
     QUEUED = "queued"
 
 
 class Pipeline:
     """Launches steps, and keeps the running one.
 
-    For each step, call ``launch(plan)``, then ``finish_previous()``. A plan with drafts needs the
+    For each step, call ``launch(plan)``, then ``finish()``. A plan with drafts needs the
     tokens of the step before: call ``finish_running()`` before it is made. Call
     ``wait_dispatched()`` before anything else that evaluates arrays, and ``complete()`` before
     adapters change: committing a draft may call the model again, with the slots of the step.
@@ -87,7 +89,7 @@ class Pipeline:
         else:
             self.order = LaunchOrder.QUEUED if batch.queued else LaunchOrder.SEQUENTIAL
         self._launch = {
-            LaunchOrder.EAGER: self._launch_eager,
+            LaunchOrder.EAGER: self._launch_sequential,
             LaunchOrder.SEQUENTIAL: self._launch_sequential,
             LaunchOrder.QUEUED: self._launch_queued,
         }[self.order]
@@ -123,13 +125,17 @@ class Pipeline:
         timer.end("encode")
         return result
 
-    def finish_previous(self, timer: PhaseTimer) -> Step:
-        """Waits for the step before the launched one, and returns it."""
+    def finish(self, timer: PhaseTimer) -> Step:
+        """Waits for the step before the launched one, and returns it.
+
+        With ``LaunchOrder.EAGER`` this is the launched step itself, and afterwards no step is
+        running.
+        """
         timer.end("launch")
         self._wait(timer)
         previous, self.running = self.running, self._launched
         self._work = self._launched_work
-        return previous
+        return self.finish_running(timer) if self.order is LaunchOrder.EAGER else previous
 
     def finish_running(self, timer: PhaseTimer) -> Step:
         """Waits for the launched step, and returns it; afterwards no step is running."""
@@ -143,10 +149,6 @@ class Pipeline:
         """Waits until the launched step is computed and its drafts are committed."""
         self.wait_dispatched()
         self._wait(PhaseTimer({}))
-
-    def _launch_eager(self, plan: Plan, timer: PhaseTimer) -> Step:
-        self._wait(timer)
-        return self._launch_sequential(plan, timer)
 
     def _launch_sequential(self, plan: Plan, timer: PhaseTimer) -> Step:
         step = self._build(plan)

@@ -106,7 +106,7 @@ class Follower:
         timer = PhaseTimer({})
         core.pipeline.launch(plan, timer)
         core.scheduler.commit(plan)
-        self._read(core.pipeline.finish_previous(timer))
+        self._read(core.pipeline.finish(timer))
         core.swap.move_to_host()
 
     def _read(self, step: Step) -> None:

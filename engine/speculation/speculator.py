@@ -85,8 +85,8 @@ class Speculator:
         """Whether the running step has to be read before the next is planned.
 
         Args:
-            rows: the rows of the running step.
-            drafted: whether any of them has a draft.
+            rows: sequences that generate tokens.
+            drafted: whether any of them has a draft in the running step.
         """
         return drafted or (rows > 0 and (self._promising or (self._waits and self._turn())))
 

@@ -17,14 +17,11 @@ from support.tiny import TinyKind, tiny_model
 from chairlift.cache.layer import LayerCache
 from chairlift.cache.packed.step import Part
 from chairlift.cache.ring import Ring
-from chairlift.engine.core.stats import PhaseTimer
-from chairlift.engine.core.step import Step
 from chairlift.engine.core.warm import warm
 from chairlift.engine.cpu import activations, kernels
 from chairlift.engine.cpu.attention import blocks as attention
-from chairlift.engine.messages import Abort, TokenOutput
+from chairlift.engine.messages import Abort
 from chairlift.engine.model.trials.probe import probe
-from chairlift.scheduler.plan import Plan
 
 
 def _prompts(seed: int, count: int, longest: int = 120) -> list[list[int]]:
@@ -311,27 +308,16 @@ def test_warming_runs_every_kind_of_step_and_leaves_the_engine_idle() -> None:
 
 
 @pytest.mark.parametrize("eager", [True, False])
-def test_a_step_of_an_eager_model_is_read_before_the_next_is_launched(
-    eager: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Elsewhere the device would wait for the host."""
+@pytest.mark.parametrize("requests", [1, 3])
+def test_an_eager_model_s_tokens_do_not_wait_for_the_next_step(eager: bool, requests: int) -> None:
+    """Elsewhere the next step is launched first, because the device would wait for the host."""
     bench = Bench(tiny_model("llama"), eager=eager)
-    core, events = bench.core, list[str]()
-    read, launch = core.outputs.read, core.pipeline.launch
-
-    def reads(step: Step) -> list[TokenOutput]:
-        outputs = read(step)
-        events.extend("read" for _ in outputs)
-        return outputs
-
-    def launches(plan: Plan, timer: PhaseTimer) -> None:
-        events.append("launch")
-        launch(plan, timer)
-
-    monkeypatch.setattr(core.outputs, "read", reads)
-    monkeypatch.setattr(core.pipeline, "launch", launches)
-    bench.submit("one", [1, 2, 3], 4)
-    bench.drain()
-    own = ["launch", "read"] * 4
-    delayed = ["launch", *own]
-    assert events[:8] == (own if eager else delayed[:8])
+    for number in range(requests):
+        bench.submit(str(number), [1, 2, 3 + number], 4)
+    returned: list[int] = []
+    while not bench.core.idle:
+        before = sum(map(len, bench.outputs.values()))
+        bench.step()
+        returned.append(sum(map(len, bench.outputs.values())) - before)
+    assert returned == [0] * (not eager) + [requests] * 4
+    assert not bench.core.pipeline.running.computed
