@@ -37,7 +37,7 @@ from chairlift.engine.messages import (
     TokenOutput,
 )
 from chairlift.engine.model.paged.forward import PagedForward
-from chairlift.engine.model.vision.encoder import IDLE_SECONDS, ImageEncoder
+from chairlift.engine.model.vision.encoder import IDLE_SECONDS, IMAGE_BYTES, ImageEncoder
 from chairlift.engine.parallel.journal import Journal, NoJournal
 from chairlift.engine.sampling.sampler import SamplerRow
 from chairlift.engine.speculation.draft_model import DraftModel
@@ -46,6 +46,7 @@ from chairlift.engine.speculation.speculator import Speculator
 from chairlift.scheduler.cost import Work
 from chairlift.scheduler.drafts import Chosen
 from chairlift.scheduler.limits import Limits
+from chairlift.scheduler.plan import Plan
 from chairlift.scheduler.scheduler import Scheduler
 from chairlift.scheduler.sequence import Sequence
 
@@ -53,9 +54,6 @@ log = logging.getLogger(__name__)
 
 # Encoding of images waits for at most this many consecutive steps with prompts.
 MAX_ENCODER_WAITS = 8
-# Memory for the embeddings of images: those of about 100 images, 1,000 tokens each, of 2,560
-# numbers in 16 bits.
-IMAGE_BYTES = 512 << 20
 
 
 class EngineCore:
@@ -263,8 +261,10 @@ class EngineCore:
             self.adapters.unload(key)
 
     def step(self) -> StepOutput:
-        """Plans and launches a step, and returns the tokens of the one that ``finish`` returns."""
+        """Plans and launches a step, if ``Pipeline`` does not read first; returns read tokens."""
         timer = PhaseTimer(self._recorder.current.phases)
+        if self.pipeline.reads_first:
+            return StepOutput(self._read_running(timer), self._recorder.finish(Plan(), timer.total))
         prompts = self.images.has_news or bool(self.scheduler.prefilling)
         self._collect()
         spent = self._encode(timer, prompts) if self.images.has_work else 0.0
@@ -302,9 +302,7 @@ class EngineCore:
         self._encoder_waits = 0
         seconds = IDLE_SECONDS
         if self.scheduler.running:
-            seconds = min(self.limits.step_seconds, IDLE_SECONDS)
-            if prompts:
-                seconds /= 2
+            seconds = min(self.limits.step_seconds, IDLE_SECONDS) / (2 if prompts else 1)
         return self.pipeline.run_between(lambda: self.images.encode(seconds), timer)
 
     def _read_ahead(self, timer: PhaseTimer) -> tuple[list[TokenOutput], Chosen]:
@@ -313,15 +311,16 @@ class EngineCore:
         Returns:
             Its outputs, and the chosen drafts.
         """
-        outputs: list[TokenOutput] = []
-        running = self.pipeline.running
-        if not self.speculator.due(len(self.scheduler.running), bool(running.drafts)):
-            return outputs, {}
-        if running.computed:
-            self._journal.read()
-            outputs = self.outputs.read(self.pipeline.finish_running(timer))
-        choose, rows = self.scheduler.choose_drafts, self.scheduler.running
-        return outputs, self.speculator.drafts(rows, choose)
+        scheduler, running = self.scheduler, self.pipeline.running
+        if not self.speculator.due(len(scheduler.running), bool(running.drafts)):
+            return [], {}
+        outputs = self._read_running(timer) if running.computed else []
+        return outputs, self.speculator.drafts(scheduler.running, scheduler.choose_drafts)
+
+    def _read_running(self, timer: PhaseTimer) -> list[TokenOutput]:
+        """Reads the running step before the next one is planned."""
+        self._journal.read()
+        return self.outputs.read(self.pipeline.finish_running(timer))
 
     def _collect(self) -> None:
         """Passes the results of finished background work to the scheduler."""

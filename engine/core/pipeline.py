@@ -32,6 +32,8 @@ from chairlift.scheduler.plan import NO_WORK, Plan
 from chairlift.scheduler.sequence import Sequence
 
 _IN_CALLER = CallerDispatch()
+# A device computes a prompt of this many tokens in less time than the host takes to build a step.
+BRIEF_TOKENS = 64
 
 
 class LaunchOrder(Enum):
@@ -104,6 +106,16 @@ class Pipeline:
         self._drafted: list[DraftedBand] = []
         # The time at which the last step was computed.
         self._computed_at = 0.0
+
+    @property
+    def reads_first(self) -> bool:
+        """Whether the running step should be read before the next is planned.
+
+        This is so if the device has nothing but a short prompt, whose first token would otherwise
+        wait until the next step is built. The device idles meanwhile in either case.
+        """
+        brief = not self._work.rows and 0 < self._work.tokens <= BRIEF_TOKENS
+        return self.order is LaunchOrder.QUEUED and brief and bool(self.running.rows)
 
     def launch(self, plan: Plan, timer: PhaseTimer) -> None:
         """Builds the step of a plan and hands it to the device."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 import time
@@ -15,6 +16,9 @@ from pathlib import Path
 from chairlift.engine.cpu.blas import load_fast_blas
 
 load_fast_blas()  # before MLX is imported
+# On CUDA MLX multiplies float32 numbers with 10 bits of their fractions otherwise, and random models
+# have logits that lie closer to each other.
+os.environ.setdefault("MLX_ENABLE_TF32", "0")
 
 from conformance.check import Result, check  # noqa: E402
 from conformance.configs import model_names  # noqa: E402

@@ -16,6 +16,9 @@ from chairlift.engine.model.vision.stages import Stage
 
 # Seconds that the encoder may take between two steps without rows: as long as a step of them.
 IDLE_SECONDS = 0.1
+# Memory for the embeddings of images: those of about 100 images, 1,000 tokens each, of 2,560
+# numbers in 16 bits.
+IMAGE_BYTES = 512 << 20
 
 
 @dataclass(slots=True)

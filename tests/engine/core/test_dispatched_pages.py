@@ -153,3 +153,28 @@ def test_an_error_of_a_dispatched_step_ends_the_engine() -> None:
     bench.submit("a", [5, 6, 7])
     with pytest.raises(RuntimeError, match="in current thread"):
         bench.drain()
+
+
+@pytest.mark.parametrize("make", [CallerDispatch, ThreadDispatch])
+@pytest.mark.parametrize(
+    ("prompt", "beside", "first"),
+    [(1, False, True), (64, False, True), (65, False, False), (3, True, False)],
+)
+def test_a_short_prompt_s_token_does_not_wait_for_the_next_step(
+    make: Callable[[], Dispatcher], prompt: int, beside: bool, first: bool
+) -> None:
+    """Longer prompts and running rows keep the device busy while the next step is built."""
+    bench = _bench("llama", make(), tokens=100)
+    if beside:
+        bench.submit("beside", [5], 9)
+        for _ in range(3):
+            bench.step()
+    bench.submit("one", [7] * prompt, 3)
+    launched = 0
+    while ("one", 0) not in bench.outputs:
+        bench.step()
+        stats = bench.stats[-1]
+        launched += stats.prefill_tokens + stats.decode_tokens > 0
+    assert launched == (1 if first else 2)
+    bench.drain()
+    assert len(bench.tokens("one")) == 3

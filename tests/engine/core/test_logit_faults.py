@@ -76,6 +76,7 @@ class Run:
         self.tokens: dict[tuple[str, int], list[int]] = {}
         self.ends: dict[tuple[str, int], tuple[FinishReason, str | None, int]] = {}
         self.stats: list[StepStats] = []
+        self.computed = 0
 
     def submit(self, name: str, prompt: list[int], **params: Any) -> None:
         n = params.pop("n", 1)
@@ -86,11 +87,12 @@ class Run:
         output = self.core.step()
         self.core.scheduler.check_integrity()
         self.stats.append(output.stats)
+        self.computed += output.stats.prefill_tokens + output.stats.decode_tokens > 0
         for choice in output.outputs:
             key = choice.request_id, choice.index
             self.tokens.setdefault(key, []).extend(choice.token_ids)
             if choice.finish is not None:
-                self.ends[key] = choice.finish, choice.error, len(self.stats)
+                self.ends[key] = choice.finish, choice.error, self.computed
 
     def drain(self) -> None:
         while not self.core.idle or self.core.scheduler.waiting:

@@ -17,7 +17,6 @@ from chairlift.cache.saved.nodes import fingerprint
 from chairlift.cache.store.store import PrefixStore
 from chairlift.cache.swap.files import SwapFiles
 from chairlift.cache.swap.swap import Swap
-from chairlift.engine.core.core import IMAGE_BYTES
 from chairlift.engine.device.dispatch import Dispatcher
 from chairlift.engine.grammar.compiler import Compiler
 from chairlift.engine.messages import (
@@ -28,6 +27,7 @@ from chairlift.engine.messages import (
     TokenOutput,
 )
 from chairlift.engine.model.trials.probe import probe
+from chairlift.engine.model.vision.encoder import IMAGE_BYTES
 from chairlift.engine.speculation.proposal import Proposer, proposers
 from chairlift.scheduler.limits import Limits
 
