@@ -16,8 +16,8 @@ from pathlib import Path
 from chairlift.engine.cpu.blas import load_fast_blas
 
 load_fast_blas()  # before MLX is imported
-# On CUDA MLX multiplies float32 numbers with 10 bits of their fractions otherwise, and random models
-# have logits that lie closer to each other.
+# On CUDA MLX multiplies float32 numbers with 10 bits of their fractions otherwise, which gives some
+# random models other tokens.
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
 
 from conformance.check import Result, check  # noqa: E402
