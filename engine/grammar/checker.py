@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from chairlift.engine.errors import GrammarError
+from chairlift.engine.errors import GrammarError, UnsupportedModel
 from chairlift.engine.grammar.language import MAX_CHARS, Lexicon
 from chairlift.engine.grammar.trial import as_lark, load, walk
 from chairlift.engine.messages import Grammar
@@ -31,6 +31,8 @@ class Checker:
         self._vocabulary = Fixture(lambda: (load, (lexicon(),)))
         # The error of a grammar by its hash; empty if it is valid.
         self._known: OrderedDict[bytes, str] = OrderedDict()
+        # The reason why the vocabulary supports no grammar, once it is known.
+        self._unsupported = ""
 
     async def check(self, grammar: Grammar) -> None:
         """Returns if rows can be constrained by the grammar.
@@ -41,6 +43,8 @@ class Checker:
             QueueFull: too many other grammars wait to be tried.
         """
         _check_length(grammar.text)
+        if self._unsupported:
+            raise UnsupportedModel(self._unsupported)
         key = hashlib.sha256(msgspec.json.encode(grammar)).digest()
         if key not in self._known:
             problem = await self._try(grammar)
@@ -75,6 +79,9 @@ class Checker:
             raise GrammarError(f"{error} to compile") from error
         except GrammarError as error:
             return str(error)
+        except UnsupportedModel as error:
+            self._unsupported = str(error)
+            raise
         return ""
 
 

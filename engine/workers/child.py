@@ -64,10 +64,11 @@ def main() -> None:
     send(answers, pickle.dumps(answer))
     while not answer.last and (data := receive(sys.stdin.buffer)) is not None:
         message = pickle.loads(data)
+        used = _used_bytes()
         answer, reply = _answer(message, fixtures, max_bytes)
         send(answers, reply)
-        if isinstance(message, LoadFixture):
-            max_bytes = _used_bytes() + KEEP_BYTES
+        if isinstance(message, LoadFixture) and answer.error is None:
+            max_bytes += max(0, _used_bytes() - used)
 
 
 def _answer(
@@ -102,8 +103,13 @@ def _value(message: LoadFixture | RunJob, fixtures: dict[int, Any]) -> Any:
 
 
 def _known(error: Exception) -> ChairliftError:
+    """The error to report, without tracebacks: their frames refer to the message and the answer.
+
+    These refer to the error, and no cycle is ever freed.
+    """
     if isinstance(error, ChairliftError):
-        return error
+        error.__cause__ = error.__context__ = None
+        return error.with_traceback(None)
     return WorkerFailed(f"{type(error).__name__}: {error}"[:_MAX_REASON_CHARS])
 
 

@@ -38,6 +38,14 @@ def refuse(kind: str) -> None:
     raise RequestError("no", "field") if kind == "request" else GrammarError("bad")
 
 
+def refuse_all(data: bytes) -> None:
+    """Raises an error with a cause, as the frames of both refer to ``data``."""
+    try:
+        raise ValueError(len(data))
+    except ValueError as error:
+        raise GrammarError("bad") from error
+
+
 def bug() -> None:
     raise KeyError("a bug")
 

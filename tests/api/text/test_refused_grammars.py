@@ -11,14 +11,16 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from support.api.api_server import CHAT, Running, ids, running
-from support.api.fake_engine import FakeEngine, Scripted, model_info
+from support.api.fake_engine import FakeEngine, Scripted, byte_tokenizer, model_info
 
-from chairlift.engine.errors import GrammarError, QueueFull
+from chairlift.engine.errors import GrammarError, QueueFull, UnsupportedModel
 from chairlift.engine.grammar.checker import Checker
-from chairlift.engine.grammar.language import MAX_CHARS
+from chairlift.engine.grammar.language import MAX_CHARS, lexicon
 from chairlift.engine.messages import Grammar
-from chairlift.engine.workers.pool import MAX_WAITING_OF_ONE, PROCESSES
+from chairlift.engine.workers.job import Job
+from chairlift.engine.workers.pool import MAX_WAITING_OF_ONE, PROCESSES, Workers
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 NAMED = {"type": "json_schema", "json_schema": {"name": "it", "schema": SCHEMA, "strict": True}}
@@ -152,3 +154,22 @@ async def test_a_grammar_that_needs_a_large_stack_is_refused(checker: Checker) -
         grammar = Grammar("lark", "\n".join(["start: r0", *chain, f'r{rules}: "a"']))
         with nullcontext() if fits else pytest.raises(GrammarError, match="stack"):
             await checker.check(grammar)
+
+
+async def test_a_vocabulary_without_an_end_token_is_tried_once(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process takes up to a second to find out."""
+    checker = Checker(lambda: replace(lexicon(byte_tokenizer(), 258), ends=()), workers)
+    jobs = list[Job]()
+    run = workers.run
+
+    async def counted(job: Job) -> Any:
+        jobs.append(job)
+        return await run(job)
+
+    monkeypatch.setattr(workers, "run", counted)
+    for text in ("a", "b", "c"):
+        with pytest.raises(UnsupportedModel, match="eos_token"):
+            await checker.check(Grammar("regex", text))
+    assert len(jobs) == 1

@@ -79,17 +79,6 @@ async def test_a_job_that_kills_its_process_fails_alone(workers: Workers, job: J
 
 
 @pytest.mark.slow
-async def test_a_process_that_retains_much_memory_is_replaced() -> None:
-    workers = Workers(MODULES, processes=1)
-    try:
-        # On a busy machine, half a gigabyte takes seconds.
-        many = [Job(jobs.retain, (n << 20,), cpu_seconds=60) for n in (1, 520, 1)]
-        first, second, third = [await workers.run(job) for job in many]
-    finally:
-        workers.close()
-    assert first == second != third
-
-
 async def test_errors_keep_their_type_and_fields(workers: Workers, outcomes: list[str]) -> None:
     with pytest.raises(RequestError) as caught:
         await workers.run(Job(jobs.refuse, ("request",)))
