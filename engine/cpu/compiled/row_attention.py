@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Sequence
-from itertools import accumulate
 from operator import add
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from chairlift.cache.layer import HostPlaces
 from chairlift.cache.packed.host_step import HostStep
 from chairlift.engine.cpu.compiled import worker_threads
+from chairlift.engine.cpu.compiled.attention_tiles import Form, Tiles, tiles_of
 from chairlift.engine.cpu.compiled.jobs import (
     MIN_SHARED,
     NoProgramError,
@@ -24,7 +25,7 @@ from chairlift.engine.cpu.compiled.jobs import (
 from chairlift.engine.cpu.compiled.llvm import kernel as llvm_kernel
 from chairlift.engine.cpu.compiled.llvm.host_compiler import Function
 from chairlift.engine.cpu.compiled.llvm.kernel import Kernel
-from chairlift.engine.cpu.compiled.llvm.row_attention import MAX_QUERIES, TILE
+from chairlift.engine.cpu.compiled.llvm.row_attention import MAX_QUERIES
 from chairlift.engine.cpu.gemm import Floats
 
 
@@ -276,7 +277,7 @@ class _Attention(NamedTuple):
     arguments: tuple[int, ...]
     parts: int
     is_shared: bool
-    tiles: NDArray[np.int64]
+    tiles: Tiles
 
 
 def _job(
@@ -303,35 +304,14 @@ def _job(
     assert min(starts) >= 0
     assert max(starts) < columns
     steps = [stride // array.itemsize for array in (keys, values) for stride in array.strides[:3]]
-    most = max(1, MAX_QUERIES // (heads // key_heads))
-    tiles, address, seen = _tiles(tuple(counts), tuple(begun), tuple(starts), most)
+    form = Form(heads // key_heads, key_heads, values.shape[3])
+    tiles = tiles_of(tuple(counts), tuple(begun), tuple(starts), form, threading.get_ident())
     return _Attention(
         (
-            *(*addresses, address, *given, heads, key_heads, dim, values.shape[3], columns),
+            *(*addresses, tiles.address, *given, heads, key_heads, dim, values.shape[3], columns),
             *(*steps, line - dim),
         ),
-        len(tiles) * key_heads,
-        seen * key_heads * line >= MIN_SHARED,
+        len(tiles.array),
+        tiles.seen * key_heads * line >= MIN_SHARED,
         tiles,
     )
-
-
-@functools.lru_cache(maxsize=8)
-def _tiles(
-    counts: tuple[int, ...], begun: tuple[int, ...], starts: tuple[int, ...], most: int
-) -> tuple[NDArray[np.int64], int, int]:
-    """The tiles of at most ``most`` tokens (see ``llvm.row_attention``), their address, and the
-    columns they see.
-
-    Cached, because all layers of a step have the same.
-    """
-    firsts = [*accumulate(counts, initial=0)][:-1]
-    tiles = [
-        (first + done, min(most, count - done), row, columns + done + 1, start)
-        for row, (first, count, columns, start) in enumerate(
-            zip(firsts, counts, begun, starts, strict=True)
-        )
-        for done in range(0, count, most)
-    ]
-    array = np.array(tiles, np.int64).reshape(-1, TILE)
-    return array, array.ctypes.data, int(array[:, 3].sum())

@@ -137,3 +137,37 @@ def _columns(lanes: int, count: int) -> str:
         "}",
     ]
     return "\n".join(lines)
+
+
+def queries(kind: str, most: int) -> str:
+    """A function that multiplies all of a tile's queries by one panel; see ``llvm.kernel``."""
+    tiles = "\n".join(
+        f"tile{count}:\n"
+        f"call void @{kind}_{count}(ptr %w, ptr %xq, ptr %yq, i64 %inputs, i64 %count, "
+        "i64 %stride, i64 %step, i1 %first, ptr %fetched)\n"
+        "br label %next"
+        for count in range(1, most + 1)
+    )
+    cases = " ".join(f"i64 {count}, label %tile{count}" for count in range(1, most))
+    return f"""
+define internal void @products_{kind}(ptr %w, ptr %x, ptr %y, i64 %queries, i64 %inputs, i64 %count,
+                                    i64 %stride, i64 %step, i1 %first, ptr %fetched) {{
+entry:
+  br label %loop
+loop:
+  %n = phi i64 [0, %entry], [%n_next, %next]
+  %xo = mul i64 %n, %inputs
+  %xq = getelementptr float, ptr %x, i64 %xo
+  %yo = mul i64 %n, %stride
+  %yq = getelementptr float, ptr %y, i64 %yo
+  %rest = sub i64 %queries, %n
+  switch i64 %rest, label %tile{most} [ {cases} ]
+{tiles}
+next:
+  %n_next = add i64 %n, {most}
+  %more = icmp ult i64 %n_next, %queries
+  br i1 %more, label %loop, label %end
+end:
+  ret void
+}}
+"""

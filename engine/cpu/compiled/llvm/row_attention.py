@@ -1,23 +1,29 @@
 """Attention of rows with any numbers of new tokens, in LLVM's language; see ``llvm.kernel``.
 
-A part of a call is one key head of one *tile*: a few tokens of a row, with the queries of all heads
-that share the key head. The columns that the tile sees are read in blocks. A block's keys are
+A part of a call is a *tile*: a few tokens of a row, with the queries of all heads that share a key
+head. The columns that the tile sees are read in blocks. A block's keys are
 transposed, so that functions like those for products with weights compute the scores. A softmax
 that goes on from block to block turns them into weights, and the same functions sum the values.
 While scores are computed, the values of their columns are prefetched, and while values are summed,
 the next block's keys. Otherwise computing and reading would take turns.
 
-A token's result is identical to the last bit whichever tokens are computed beside it: blocks begin
-at the same columns for all tokens, and a column that a token does not see has the weight 0.
+Threads share the columns of a long row: a tile has at most ``SPLIT`` of them. The part that ends
+last adds up the results of all tiles of its tokens and head, in the order of their columns.
+
+A token's result is identical to the last bit whichever tokens are computed beside it: blocks and
+splits begin at the same columns for all tokens, and a column that a token does not see has the
+weight 0.
 
 Arguments: the addresses of the queries ``[tokens, heads, dim]``, already multiplied by the scale,
 of keys and values ``[rows, key heads, columns, dim]`` (float32, or with ``rows_half`` float16), of
 the result ``[tokens, heads, width]``, of the tiles, of the sinks ``[heads]`` (0: none) and of the
 number that caps the scores (0: none); the numbers of heads and key heads, ``dim``, ``width``, and
 the columns of a row; then, for keys and for values, the numbers from one row, one head and one
-column to the next; then ``latent``, 0 or ``width``. A tile is five integers: its first token, how
-many tokens, their row, the columns that the first of them sees, and the first of these columns.
-Behind the last column of a row, its first one follows.
+column to the next; then ``latent``, 0 or ``width``. A tile is ``TILE`` integers: its first token,
+how many tokens, their row, the columns that the first of them sees, and the first of these columns
+(behind the last column of a row, its first one follows); its key head; its own first column,
+counted from that one, and the number of tiles of its tokens and head; if it has several, the
+addresses of memory for their results and of a counter, which is 0 between calls.
 
 With ``latent``, the values are a further part of the keys: a query has ``dim`` numbers for a key
 and, behind them, ``width`` for a value.
@@ -25,13 +31,14 @@ and, behind them, ``width`` for a value.
 
 from __future__ import annotations
 
-from chairlift.engine.cpu.compiled.llvm.attention import WIDE
+from chairlift.engine.cpu.compiled.llvm.attention import WIDE, queries
 from chairlift.engine.cpu.compiled.llvm.jobs import shared
 from chairlift.engine.cpu.compiled.llvm.lanes import number
 from chairlift.engine.cpu.compiled.llvm.softmax import (
     LEAST,
     capping,
     exponential,
+    merging,
     softmax,
     tangent,
     transpose,
@@ -42,9 +49,13 @@ _FUNCTIONS = {"float": "rows", "half": "rows_half"}
 # Queries of a tile, which share the transposition of keys.
 MAX_QUERIES = 48
 # Integers of a tile.
-TILE = 5
+TILE = 10
 # Columns of a block: a tile's scores of a block, and its values, stay in the L1 or L2 cache.
 _BLOCK = 128
+# Columns of a tile. The first ones wait for memory, all others are prefetched.
+SPLIT = 8 * _BLOCK
+# A split's result for a query has the highest score and the sum of weights, beside sums of values.
+BESIDE = 2
 
 _ARGUMENTS = (
     "ptr %q, ptr %keys, ptr %values, ptr %out, ptr %tiles, ptr %sinks, ptr %cap, "
@@ -56,61 +67,25 @@ _ARGUMENTS = (
 def source(lanes: int, most: int) -> str:
     """Both functions, for registers of ``lanes`` numbers and up to ``most`` sums each."""
     parts = ["declare i64 @llvm.umin.i64(i64, i64)", exponential(lanes), tangent(lanes)]
-    parts += [capping(lanes), softmax(lanes)]
+    parts += [capping(lanes), softmax(lanes), merging(lanes)]
     parts += ["declare i64 @llvm.smax.i64(i64, i64)"]
     parts += ["declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)"]
     for kind, function in _FUNCTIONS.items():
         passed = f"call void @attend_tile_{kind}({_ARGUMENTS}, i64 %part)\nbr label %part_end"
-        parts += [transpose(lanes, kind), _queries(f"scores_{kind}", most)]
+        parts += [transpose(lanes, kind), queries(f"scores_{kind}", most)]
         if kind != "float":
-            parts.append(_queries(f"values_{kind}", most))
+            parts.append(queries(f"values_{kind}", most))
         parts += [_tile(WIDE * lanes, kind), shared(function, _ARGUMENTS, passed)]
     return "\n".join(parts)
 
 
-def _queries(kind: str, most: int) -> str:
-    """A function that multiplies all of a tile's queries by one panel; see ``llvm.kernel``."""
-    tiles = "\n".join(
-        f"tile{count}:\n"
-        f"call void @{kind}_{count}(ptr %w, ptr %xq, ptr %yq, i64 %inputs, i64 %count, "
-        "i64 %stride, i64 %step, i1 %first, ptr %fetched)\n"
-        "br label %next"
-        for count in range(1, most + 1)
-    )
-    cases = " ".join(f"i64 {count}, label %tile{count}" for count in range(1, most))
-    return f"""
-define internal void @products_{kind}(ptr %w, ptr %x, ptr %y, i64 %queries, i64 %inputs, i64 %count,
-                                    i64 %stride, i64 %step, i1 %first, ptr %fetched) {{
-entry:
-  br label %loop
-loop:
-  %n = phi i64 [0, %entry], [%n_next, %next]
-  %xo = mul i64 %n, %inputs
-  %xq = getelementptr float, ptr %x, i64 %xo
-  %yo = mul i64 %n, %stride
-  %yq = getelementptr float, ptr %y, i64 %yo
-  %rest = sub i64 %queries, %n
-  switch i64 %rest, label %tile{most} [ {cases} ]
-{tiles}
-next:
-  %n_next = add i64 %n, {most}
-  %more = icmp ult i64 %n_next, %queries
-  br i1 %more, label %loop, label %end
-end:
-  ret void
-}}
-"""
-
-
 def _tile(panel: int, kind: str) -> str:
-    """The function that computes one key head of one tile of keys and values of a type."""
+    """The function that computes one tile of keys and values of a type."""
     values = "scores_float" if kind == "float" else f"values_{kind}"
     return f"""
 define internal void @attend_tile_{kind}({_ARGUMENTS}, i64 %part) {{
 entry:
-  %number = udiv i64 %part, %key_heads
-  %head = urem i64 %part, %key_heads
-  %tile = getelementptr [{TILE} x i64], ptr %tiles, i64 %number
+  %tile = getelementptr [{TILE} x i64], ptr %tiles, i64 %part
   %first = load i64, ptr %tile, align 8
   %tokens_at = getelementptr i64, ptr %tile, i64 1
   %tokens = load i64, ptr %tokens_at, align 8
@@ -120,10 +95,20 @@ entry:
   %seen = load i64, ptr %seen_at, align 8
   %start_at = getelementptr i64, ptr %tile, i64 4
   %start = load i64, ptr %start_at, align 8
-  %has_sinks = icmp ne ptr %sinks, null
+  %head_at = getelementptr i64, ptr %tile, i64 5
+  %head = load i64, ptr %head_at, align 8
+  %begin_at = getelementptr i64, ptr %tile, i64 6
+  %split_begin = load i64, ptr %begin_at, align 8
+  %splits_at = getelementptr i64, ptr %tile, i64 7
+  %splits = load i64, ptr %splits_at, align 8
+  %given_sinks = icmp ne ptr %sinks, null
+  %is_first_split = icmp eq i64 %split_begin, 0
+  %has_sinks = and i1 %given_sinks, %is_first_split
   %has_cap = icmp ne ptr %cap, null
   %more_seen = add i64 %seen, %tokens
-  %columns = sub i64 %more_seen, 1
+  %all_columns = sub i64 %more_seen, 1
+  %split_stop = add i64 %split_begin, {SPLIT}
+  %columns = call i64 @llvm.umin.i64(i64 %all_columns, i64 %split_stop)
   %group = udiv i64 %heads, %key_heads
   %queries = mul i64 %tokens, %group
   %kro = mul i64 %row, %kr
@@ -185,7 +170,7 @@ begun:
   %i_more = icmp ult i64 %i_next, %queries
   br i1 %i_more, label %begin, label %block
 block:
-  %b = phi i64 [0, %begun], [%b_next, %block_end]
+  %b = phi i64 [%split_begin, %begun], [%b_next, %block_end]
   %left = sub i64 %columns, %b
   %unwrapped = add i64 %start, %b
   %wraps = icmp uge i64 %unwrapped, %ring
@@ -243,7 +228,7 @@ bounded:
   %n_more = icmp ult i64 %n_next, %queries
   br i1 %n_more, label %weigh, label %mix
 mix:
-  %is_first = icmp eq i64 %b, 0
+  %is_first = icmp eq i64 %b, %split_begin
   %vbo = mul i64 %at, %vc
   %vb = getelementptr {kind}, ptr %v, i64 %vbo
   %k_no = mul i64 {_BLOCK}, %kc
@@ -263,9 +248,49 @@ mix_panel:
 block_end:
   %b_next = add i64 %b, %count
   %b_more = icmp ult i64 %b_next, %columns
-  br i1 %b_more, label %block, label %write
+  br i1 %b_more, label %block, label %computed
+computed:
+  %is_whole = icmp eq i64 %splits, 1
+  br i1 %is_whole, label %write, label %keep
+keep:
+  %kept_at = getelementptr i64, ptr %tile, i64 8
+  %kept = load ptr, ptr %kept_at, align 8
+  %counter_at = getelementptr i64, ptr %tile, i64 9
+  %counter = load ptr, ptr %counter_at, align 8
+  %beside = mul i64 %queries, {BESIDE}
+  %kept_size = add i64 %m_size, %beside
+  %split = udiv i64 %split_begin, {SPLIT}
+  %split_o = mul i64 %split, %kept_size
+  %own_kept = getelementptr float, ptr %kept, i64 %split_o
+  %own_highest = getelementptr float, ptr %own_kept, i64 %m_size
+  %own_sums = getelementptr float, ptr %own_highest, i64 %queries
+  %mixed_bytes = mul i64 %m_size, 4
+  %query_bytes = mul i64 %queries, 4
+  call void @llvm.memcpy.p0.p0.i64(ptr %own_kept, ptr %mixed, i64 %mixed_bytes, i1 0)
+  call void @llvm.memcpy.p0.p0.i64(ptr %own_highest, ptr %highest, i64 %query_bytes, i1 0)
+  call void @llvm.memcpy.p0.p0.i64(ptr %own_sums, ptr %sums, i64 %query_bytes, i1 0)
+  %ended = atomicrmw add ptr %counter, i64 1 acq_rel
+  %others = sub i64 %splits, 1
+  %is_last = icmp eq i64 %ended, %others
+  br i1 %is_last, label %gather, label %end
+gather:
+  store i64 0, ptr %counter, align 8
+  %f_highest = getelementptr float, ptr %kept, i64 %m_size
+  %f_sums = getelementptr float, ptr %f_highest, i64 %queries
+  call void @llvm.memcpy.p0.p0.i64(ptr %mixed, ptr %kept, i64 %mixed_bytes, i1 0)
+  call void @llvm.memcpy.p0.p0.i64(ptr %highest, ptr %f_highest, i64 %query_bytes, i1 0)
+  call void @llvm.memcpy.p0.p0.i64(ptr %sums, ptr %f_sums, i64 %query_bytes, i1 0)
+  br label %merge
+merge:
+  %g = phi i64 [1, %gather], [%g_next, %merge]
+  %g_o = mul i64 %g, %kept_size
+  %g_kept = getelementptr float, ptr %kept, i64 %g_o
+  call void @merge(ptr %mixed, ptr %highest, ptr %sums, ptr %g_kept, i64 %queries, i64 %width)
+  %g_next = add i64 %g, 1
+  %g_more = icmp ult i64 %g_next, %splits
+  br i1 %g_more, label %merge, label %write
 write:
-  %y = phi i64 [0, %block_end], [%y_next, %write_end]
+  %y = phi i64 [0, %computed], [0, %merge], [%y_next, %write_end]
   %y_token = udiv i64 %y, %group
   %y_head = urem i64 %y, %group
   %y_line = add i64 %first, %y_token

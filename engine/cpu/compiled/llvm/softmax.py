@@ -252,3 +252,68 @@ end:
   ret void
 }}
 """
+
+
+def merging(lanes: int) -> str:
+    """A function that adds the result of later columns to that of earlier ones, query by query.
+
+    A query that sees none of the later columns keeps its result to the last bit.
+    """
+    vector = f"<{lanes} x float>"
+    fma = f"call {vector} @llvm.fma.v{lanes}f32"
+    return f"""
+define internal void @merge(ptr %mixed, ptr %highest, ptr %sums, ptr %later, i64 %queries,
+                            i64 %width) {{
+entry:
+  %size = mul i64 %queries, %width
+  %later_highest = getelementptr float, ptr %later, i64 %size
+  %later_sums = getelementptr float, ptr %later_highest, i64 %queries
+  br label %query
+query:
+  %q = phi i64 [0, %entry], [%q_next, %query_end]
+  %high_at = getelementptr float, ptr %highest, i64 %q
+  %high = load float, ptr %high_at, align 4
+  %other_at = getelementptr float, ptr %later_highest, i64 %q
+  %other = load float, ptr %other_at, align 4
+  %rises = fcmp ogt float %other, %high
+  %new = select i1 %rises, float %other, float %high
+  store float %new, ptr %high_at, align 4
+  %drop = fsub float %high, %new
+  %other_drop = fsub float %other, %new
+  {spread("%drops", "%drop", lanes)}
+  {spread("%other_drops", "%other_drop", lanes)}
+  %factors = call {vector} @exponential({vector} %drops)
+  %other_factors = call {vector} @exponential({vector} %other_drops)
+  %factor = extractelement {vector} %factors, i32 0
+  %other_factor = extractelement {vector} %other_factors, i32 0
+  %sum_at = getelementptr float, ptr %sums, i64 %q
+  %sum = load float, ptr %sum_at, align 4
+  %other_sum_at = getelementptr float, ptr %later_sums, i64 %q
+  %other_sum = load float, ptr %other_sum_at, align 4
+  %sum_less = fmul float %sum, %factor
+  %other_less = fmul float %other_sum, %other_factor
+  %sum_new = fadd float %sum_less, %other_less
+  store float %sum_new, ptr %sum_at, align 4
+  %first = mul i64 %q, %width
+  br label %values
+values:
+  %v = phi i64 [0, %query], [%v_next, %values]
+  %place = add i64 %first, %v
+  %at = getelementptr float, ptr %mixed, i64 %place
+  %value = load {vector}, ptr %at, align 4
+  %other_value_at = getelementptr float, ptr %later, i64 %place
+  %other_value = load {vector}, ptr %other_value_at, align 4
+  %value_less = fmul {vector} %value, %factors
+  %value_new = {fma}({vector} %other_value, {vector} %other_factors, {vector} %value_less)
+  store {vector} %value_new, ptr %at, align 4
+  %v_next = add i64 %v, {lanes}
+  %v_more = icmp ult i64 %v_next, %width
+  br i1 %v_more, label %values, label %query_end
+query_end:
+  %q_next = add i64 %q, 1
+  %q_more = icmp ult i64 %q_next, %queries
+  br i1 %q_more, label %query, label %end
+end:
+  ret void
+}}
+"""
