@@ -176,7 +176,7 @@ class EngineCore:
 
         Requests may still wait for background work, which calls ``wake`` when it has finished.
         """
-        if not self.scheduler.idle or self.pipeline.running.computed:
+        if not self.scheduler.idle or self.pipeline.running.computed or self.batch.occupied:
             return False
         unreported = self._recorder.current.finished or self.outputs.pending
         return not (unreported or any(work.due for work in self._background))

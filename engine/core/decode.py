@@ -132,6 +132,11 @@ class DecodeBatch:
         return sum(band.nbytes for band in self.bands)
 
     @property
+    def occupied(self) -> bool:
+        """Whether sequences have rows, or are about to: also those that the next step removes."""
+        return bool(self.rows or self.joining)
+
+    @property
     def queued(self) -> bool:
         """Whether a step may be dispatched while the one before still runs."""
         return all(band.queued for band in self.bands)

@@ -155,10 +155,13 @@ async def test_a_replay_is_in_no_user_metric_and_leaves_no_prefix(model: Path) -
         await until(lambda: engine.canary._row_future)
         await tokens_of(engine.canary.submit(request("theirs")))
         steps = len(engine.steps)
-        prefix = engine.steps[-1].prefix_bytes
         await until(lambda: engine.count("checked"))
+        await until(lambda: not engine.steps[-1].kv_used_bytes)
         replay = engine.steps[steps:]
         assert sum(stats.rows for stats in replay) > 0
+        # The user's row leaves with the first of these steps.
+        prefix = replay[0].prefix_bytes
+        assert prefix > 0
         for stats in replay:
             counted = msgspec.structs.asdict(stats)
             assert not any(counted[name] for name in USER_COUNTS)

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 from support.engine.bench import Bench
+from support.engine.pages import HostPages
 from support.engine.reference import solo_tokens
 from support.tiny import TinyKind, tiny_model
 
+from chairlift.engine.core.pipeline import LaunchOrder
 from chairlift.engine.messages import Abort
+from chairlift.engine.model import attention
 from chairlift.scheduler.siblings import MIN_SHARED
 
 PREFIX_BYTES = 1 << 26
@@ -51,17 +54,25 @@ def test_a_shared_prefix_is_computed_once(kind: TinyKind) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_next_turn_of_a_chat_reuses_the_reply(kind: TinyKind) -> None:
+@pytest.mark.parametrize("order", LaunchOrder)
+def test_the_next_turn_of_a_chat_reuses_the_reply(kind: TinyKind, order: LaunchOrder) -> None:
+    """In each order of launching, also if the engine idles between turns."""
     model = tiny_model(kind, seed=5)
-    bench = Bench(model, prefix=PREFIX_BYTES)
+    kernels = HostPages() if order is LaunchOrder.QUEUED else None
+    if kernels is not None:
+        attention.install(model)
+    eager = order is LaunchOrder.EAGER
+    bench = Bench(model, prefix=PREFIX_BYTES, eager=eager, kernels=kernels)
+    assert bench.core.pipeline.order is order
     history = _tokens(2, 40)
     before = 0
-    for turn in range(4):
+    for turn, count in enumerate((12, 1, 2, 12)):
         name = str(turn)
-        bench.submit(name, history, 12)
+        bench.submit(name, history, count)
         bench.drain()
+        assert not bench.stats[-1].kv_used_bytes, "an idle engine keeps no rows"
         reply = bench.tokens(name)
-        assert reply == solo_tokens(model, history, 12, reply)
+        assert reply == solo_tokens(model, history, count, reply)
         # All tokens of the last turn except the last, which was never fed.
         assert bench.outputs[name, 0][0].cached_tokens == before
         before = len(history) + len(reply) - 1
