@@ -172,7 +172,7 @@ class EngineCore:
 
     @property
     def idle(self) -> bool:
-        """Whether a step would neither compute nor report anything.
+        """Whether a step would neither compute nor report anything, nor remove a row.
 
         Requests may still wait for background work, which calls ``wake`` when it has finished.
         """

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from chairlift.engine.cpu.compiled.llvm.row_attention import BESIDE, MAX_QUERIES, SPLIT, TILE
 
+_local = threading.local()
+
 
 class Form(NamedTuple):
     """The properties of a layer that its tiles depend on.
@@ -98,6 +100,3 @@ def _results(size: int) -> NDArray[np.float32]:
     if known is None or known.size < size:
         known = _local.results = np.empty(2 * size, np.float32)
     return known
-
-
-_local = threading.local()

@@ -7,10 +7,8 @@ digits, in base 256, times the scale. Both scale and sum are NaN if a number is 
 
 from __future__ import annotations
 
-import struct
-
 from chairlift.engine.cpu.compiled.llvm.jobs import shared
-from chairlift.engine.cpu.compiled.llvm.lanes import spread
+from chairlift.engine.cpu.compiled.llvm.lanes import number, splat, spread
 
 DIGITS = 3
 # Bytes before the digits in a record.
@@ -25,22 +23,10 @@ def token_bytes(inputs: int, group: int) -> int:
     return inputs // group * (HEAD_BYTES + DIGITS * group)
 
 
-def constant(number: float) -> str:
-    """A float32 number in LLVM's language, which writes its bits as those of a float64."""
-    (rounded,) = struct.unpack("<f", struct.pack("<f", number))
-    return f"0x{struct.unpack('<Q', struct.pack('<d', rounded))[0]:016X}"
-
-
-def all_of(lanes: int, number: float) -> str:
-    """A register of the same numbers: whole numbers of 32 bits, or float32."""
-    text = f"i32 {number}" if isinstance(number, int) else f"float {constant(number)}"
-    return f"<{', '.join([text] * lanes)}>"
-
-
 def digits(lanes: int) -> str:
     """The function ``digits`` of ``llvm.dot.DotKernel``, for registers of ``lanes`` numbers."""
     floats, integers, octets = f"<{lanes} x float>", f"<{lanes} x i32>", f"<{lanes} x i8>"
-    half, shift = (all_of(lanes, number) for number in (128, 8))
+    half, shift = (splat(value, lanes, "i32") for value in (128, 8))
     body = f"""
   %size = mul i64 %group, {DIGITS}
   %record = add i64 %size, {HEAD_BYTES}
@@ -78,10 +64,10 @@ largest:
 scale:
   %max = call nnan float @llvm.vector.reduce.fmax.v{lanes}f32({floats} %most_next)
   %nan = call reassoc float @llvm.vector.reduce.fadd.v{lanes}f32(float 0.0, {floats} %odd_next)
-  %tiny = fcmp olt float %max, {constant(SMALLEST)}
-  %top = select i1 %tiny, float {constant(SMALLEST)}, float %max
-  %unit = fmul float %top, {constant(1 / LARGEST)}
-  %units = fdiv float {constant(LARGEST)}, %top
+  %tiny = fcmp olt float %max, {number(SMALLEST)}
+  %top = select i1 %tiny, float {number(SMALLEST)}, float %max
+  %unit = fmul float %top, {number(1 / LARGEST)}
+  %units = fdiv float {number(LARGEST)}, %top
   {spread("%units_all", "%units", lanes)}
   %factor = fadd float %unit, %nan
   store float %factor, ptr %rg, align 4

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from chairlift.engine.cpu.compiled.llvm.attention import WIDE
-from chairlift.engine.cpu.compiled.llvm.digits import DIGITS, HEAD_BYTES, all_of
-from chairlift.engine.cpu.compiled.llvm.lanes import spread
+from chairlift.engine.cpu.compiled.llvm.digits import DIGITS, HEAD_BYTES
+from chairlift.engine.cpu.compiled.llvm.lanes import splat, spread
 from chairlift.engine.cpu.compiled.llvm.quantized import E2M1
 
 # Codes of so many bytes ahead are prefetched to the L2 cache: few tokens wait for their memory.
@@ -216,11 +216,11 @@ def scaled(
     high, middle, low = digits
     (factor, total), (scale, bias) = token, weights
     return [
-        f"%m{name} = shl {integers} {middle}, {all_of(lanes, 8)}",
+        f"%m{name} = shl {integers} {middle}, {splat(8, lanes, 'i32')}",
         f"%l{name} = add {integers} %m{name}, {low}",
         f"%lf{name} = sitofp {integers} %l{name} to {floats}",
         f"%hf{name} = sitofp {integers} {high} to {floats}",
-        f"%q{name} = {_fma(lanes, f'%hf{name}', all_of(lanes, 65536.0), f'%lf{name}')}",
+        f"%q{name} = {_fma(lanes, f'%hf{name}', splat(65536.0, lanes), f'%lf{name}')}",
         f"%p{name} = fmul {floats} %q{name}, {factor}",
         f"%b{name} = {_fma(lanes, f'%p{name}', scale, before)}",
         f"%n{name} = {_fma(lanes, total, bias, f'%b{name}')}",

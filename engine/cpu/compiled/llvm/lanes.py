@@ -11,9 +11,10 @@ def number(value: float) -> str:
     return f"0x{struct.pack('>d', rounded).hex().upper()}"
 
 
-def splat(value: float, lanes: int) -> str:
-    """A register of equal numbers."""
-    return "<" + ", ".join([f"float {number(value)}"] * lanes) + ">"
+def splat(value: float, lanes: int, kind: str = "float") -> str:
+    """A register of equal numbers, of float32 or a type of integers."""
+    text = number(value) if kind == "float" else f"{value}"
+    return "<" + ", ".join([f"{kind} {text}"] * lanes) + ">"
 
 
 def spread(name: str, value: str, lanes: int, kind: str = "float") -> str:

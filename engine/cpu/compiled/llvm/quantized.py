@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from chairlift.engine.cpu.compiled.llvm.attention import WIDE
+from chairlift.engine.cpu.compiled.llvm.lanes import splat
 from chairlift.engine.cpu.compiled.llvm.tiles import tile
 
 # The bits of a code, by kind. ``e2m1`` are floats of 4 bits, which the kernels read as whole
@@ -145,7 +146,7 @@ def _float4(lanes: int, code: str, number: str) -> list[str]:
     vector, name = f"<{lanes} x i32>", number
 
     def all_of(value: int) -> str:
-        return "<" + ", ".join([f"i32 {value}"] * lanes) + ">"
+        return splat(value, lanes, "i32")
 
     def over(least: int) -> str:
         call = f"call {vector} @llvm.usub.sat.v{lanes}i32"
