@@ -55,10 +55,10 @@ class Chunks:
         limit, stretch = self._limits.step_seconds, self._limits.max_step_stretch
         if not stretch or limit == math.inf:
             return limit
-        # Before the first step without prompts, the time of the rows cannot be separated from the
-        # time that any prompt adds.
+        # Before a step of about as many rows without prompts, the time of the rows cannot be
+        # separated from the time that any prompt adds.
         with_any = self.cost.seconds(rows.with_chunk(0, 1))
-        alone = self._rows_only.seconds(rows) or with_any
+        alone = self._rows_only.seconds(rows) if self._rows_only.knows(rows) else with_any
         # If even one prompt token makes a step much longer (``first``), prompts get twice that
         # time. Otherwise few tokens would fit, and each of many steps would pay for that one.
         first = max(0.0, with_any - alone)

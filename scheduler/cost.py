@@ -148,6 +148,18 @@ class CostModel:
             self._unfitted = 0
         return math.fsum(map(mul, self._costs, work.scaled))
 
+    def knows(self, work: Work) -> bool:
+        """Whether a step of the same sort is remembered that has at least about half the tokens.
+
+        The time of one row does not say how much of it each further row takes.
+        """
+        drafts, prompts, magnitude = _kind(work)
+        return any(
+            steps and (kind.drafts, kind.prompts) == (drafts, prompts)
+            for kind, steps in self._steps.items()
+            if kind.magnitude >= magnitude - 1
+        )
+
     def tokens_within(self, work: Work, seconds: float, begun: int, scored: bool = False) -> float:
         """Returns how many more tokens of a prompt fit into a step of at most ``seconds``.
 

@@ -185,6 +185,44 @@ def test_until_a_step_has_no_prompts_one_prompt_token_is_part_of_what_is_stretch
     assert 0.99 * least <= allowed <= 1.01 * most
 
 
+@given(
+    seed=st.integers(0, 1000),
+    row=st.floats(1e-5, 5e-3),
+    context=st.floats(0.0, 2e-8),
+    first=st.floats(0.0, 0.01),
+    users=st.integers(1, 3),
+)
+@settings(max_examples=40, deadline=None)
+def test_steps_of_few_rows_do_not_say_how_long_many_rows_take(
+    seed: int, row: float, context: float, first: float, users: int
+) -> None:
+    """A few users one after the other, then a burst whose steps all have prompts."""
+    rng = random.Random(seed)
+
+    def seconds(work: Work) -> float:
+        prompt = first + 2e-5 * work.tokens + 1e-9 * work.pairs if work.tokens else 0.0
+        return (5e-3 + row * work.rows + context * work.context + prompt) * rng.uniform(0.98, 1.02)
+
+    chunks = Chunks(_limits(0.02, 1.75))
+    for _ in range(users):
+        length = rng.randrange(100, 8000)
+        for begun in range(0, length, 1000):
+            work = Work().with_chunk(begun, min(1000, length - begun))
+            chunks.learn(work, seconds(work))
+        for generated in range(rng.randrange(1, 4)):
+            work = Work(1, length + generated)
+            chunks.learn(work, seconds(work))
+    for rows in range(0, 64, 4):
+        work = Work(rows, 300 * rows)
+        for _ in range(4):
+            work = work.with_chunk(0, 250)
+        chunks.learn(work, seconds(work))
+    many = Work(64, 64 * 300)
+    alone, with_any = seconds(many), seconds(many.with_chunk(0, 1))
+    allowed = chunks.seconds(many, Sequence("a", [1] * 30_000, 10))
+    assert allowed <= 1.2 * max(2 * 0.02, 1.75 * with_any, 2 * with_any - alone)
+
+
 @given(prompt=st.integers(2_000, 120_000), per_token=st.floats(5e-6, 5e-5), rows=st.integers(1, 30))
 @settings(max_examples=30, deadline=None)
 def test_a_long_prompt_takes_steps_of_up_to_twice_the_time(
