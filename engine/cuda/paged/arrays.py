@@ -44,6 +44,7 @@ class ChunkStep(NamedTuple):
             number of the split, the number of the tile's splits, and the tile's first slot for
             their results. The last ones start first. A tile without splits copies the results of
             single tokens from ``decoded``; one of zeros does nothing.
+        rows: the rows of a tile, see ``chunk_attention.tile_rows``.
         slots: slots of all tiles that are split, or more.
         lengths: ``[tokens]`` int32, above 0 for single tokens.
         decoded: ``[tokens of rows, heads, 1, dim]``, results of single tokens.
@@ -51,6 +52,7 @@ class ChunkStep(NamedTuple):
 
     pages: mx.array
     tiles: mx.array
+    rows: int
     slots: int
     lengths: mx.array
     decoded: mx.array

@@ -29,15 +29,25 @@ from chairlift.engine.cuda.paged.packing import template_of
 from chairlift.engine.cuda.paged.token_attention import empty_pool, heads_per_block
 from chairlift.engine.cuda.source import included, launch_bounds
 
-# Rows of a block's products, pairs of a token and a head.
-TILE = 64
+# Rows of a tile, pairs of a token and a head. A tall tile reads keys and values less often, but one
+# of a row with a draft would be almost empty, and long heads leave no registers for it.
+SHORT, TALL = 64, 128
+# Heads up to this long may have tall tiles, in steps with at least so many tokens of prompts.
+MAX_TALL_DIM, TALL_TOKENS = 128, 128
+# Threads of a block.
+THREADS = 128
 # Query heads that a block computes at most; with more, a tile would have few tokens.
 MAX_HEADS = 16
 
 
-def tile_tokens(group: int) -> int:
-    """The tokens of a tile, if ``group`` query heads share a key head."""
-    return TILE // heads_per_block(group, MAX_HEADS)
+def tile_rows(dim: int, prompt_tokens: int) -> int:
+    """The rows of the tiles of a step with so many tokens of prompts."""
+    return TALL if dim <= MAX_TALL_DIM and prompt_tokens >= TALL_TOKENS else SHORT
+
+
+def tile_tokens(group: int, rows: int) -> int:
+    """The tokens of a tile of ``rows`` rows, if ``group`` query heads share a key head."""
+    return rows // heads_per_block(group, MAX_HEADS)
 
 
 def blocks_per_tile(group: int) -> int:
@@ -93,16 +103,18 @@ def _compile(
     quantization: Quantization | None,
     capped: bool,
 ) -> None:
-    """Compiles the kernel at the first call; takes seconds."""
+    """Compiles the kernel for tiles of each height at the first call; takes seconds."""
     queries = mx.zeros((1, group, 1, dims[0]), dtype)
     new = KeysValues(*(mx.zeros((1, 1, 1, dim), dtype) for dim in dims))
     decoded = mx.zeros((1, group, 1, dims[1]), dtype)
     pool = empty_pool(dims, dtype, quantization)
     sinks = mx.zeros((group,)) if with_sinks else None
     tiles = mx.array([[0, 0, 1, 0, 0, 0, 1, 0]], mx.int32)
-    step = ChunkStep(mx.zeros((2,), mx.int32), tiles, 0, mx.zeros((1,), mx.int32), decoded)
     softcap = 1.0 if capped else None
-    mx.eval(_attend(queries, new, pool, step, 1.0, None, sinks, quantization, softcap))
+    for rows in {tile_rows(dims[0], tokens) for tokens in (0, TALL_TOKENS)}:
+        numbers = mx.zeros((2,), mx.int32), tiles, rows, 0, mx.zeros((1,), mx.int32)
+        step = ChunkStep(*numbers, decoded)
+        mx.eval(_attend(queries, new, pool, step, 1.0, None, sinks, quantization, softcap))
 
 
 def _attend(
@@ -123,9 +135,11 @@ def _attend(
     # A recurring size, so that the memory serves other steps.
     places = step_size(step.slots * blocks)
     mixed: mx.array
-    # A few registers less than the compiler would take: three blocks are faster than two, but long
-    # heads and capped scores need more registers.
-    mixed, _, _ = _kernel(2 if dim > 128 or softcap is not None else 3)(
+    rows, columns = step.rows, block_columns(dim)
+    shared = rows + 2 * columns
+    # Registers for three blocks are a few less than the compiler would take.
+    resident = 3 if rows == SHORT and dim <= 128 and softcap is None else 2
+    mixed, _, _ = _kernel(resident, shared * (dim + 8) * 2)(
         inputs=[
             queries,
             *new,
@@ -145,20 +159,20 @@ def _attend(
             ("BFLOAT", queries.dtype == mx.bfloat16),
             ("DIM", dim),
             ("VALUE", value_dim),
-            ("COLUMNS", block_columns(dim)),
-            ("ROWS", TILE),
+            ("COLUMNS", columns),
+            ("ROWS", rows),
             ("HEADS", block_heads),
             ("PAGE", PAGE_TOKENS),
             ("SINKS", sinks is not None),
             ("CAPPED", softcap is not None),
             *template_of(quantization),
         ],
-        grid=(blocks * TILE * 2, step.tiles.shape[0], 1),
-        threadgroup=(TILE * 2, 1, 1),
+        grid=(blocks * THREADS, step.tiles.shape[0], 1),
+        threadgroup=(THREADS, 1, 1),
         output_shapes=[
             (tokens, heads, 1, value_dim),
-            (max(1, places), TILE, value_dim),
-            (max(1, places), TILE, 2),
+            (max(1, places), rows, value_dim),
+            (max(1, places), rows, 2),
         ],
         output_dtypes=[queries.dtype, mx.float32, mx.float32],
     )
@@ -166,7 +180,7 @@ def _attend(
 
 
 @functools.cache
-def _kernel(blocks: int) -> Any:
+def _kernel(blocks: int, shared_bytes: int) -> Any:
     """The kernel; so many ``blocks`` fit on a processor."""
     return mx.fast.cuda_kernel(
         name="chairlift_chunk",
@@ -187,6 +201,7 @@ def _kernel(blocks: int) -> Any:
             "sinks",
         ],
         output_names=["out", "partials", "weights"],
-        header=included("ptx", "packed_rows") + launch_bounds(TILE * 2, blocks),
+        header=included("ptx", "packed_rows") + launch_bounds(THREADS, blocks),
         source=included("chunk"),
+        shared_memory=shared_bytes,
     )

@@ -20,7 +20,7 @@ from chairlift.engine.cuda.paged.copy_pages import copy_pages
 from chairlift.engine.cuda.paged.latent_attention import latent_attention
 from chairlift.engine.cuda.paged.latent_selftest import latents_right
 from chairlift.engine.cuda.paged.packing import pack, packed_words
-from chairlift.engine.cuda.paged.tiles import Form, tile_table
+from chairlift.engine.cuda.paged.tiles import Form, tile_table, tiling_of
 from chairlift.engine.cuda.paged.token_attention import (
     DIM_MULTIPLE,
     DTYPES,
@@ -64,7 +64,8 @@ class CudaPages:
         _, key_heads, _, dim = new.keys.shape
         form = Form(key_heads, queries.shape[1] // key_heads, dim, window)
         tiles = tokens.tiles_of(form, self.tile_table)
-        chunks = ChunkStep(step.pages, tiles.array, tiles.slots, seen.lengths, single)
+        rows = tiling_of(form, tokens.sizes).rows
+        chunks = ChunkStep(step.pages, tiles.array, rows, tiles.slots, seen.lengths, single)
         return chunk_attention(
             *(queries, new, buffers, chunks, scoring.scale, window, scoring.sinks, quantization),
             softcap=scoring.softcap,

@@ -15,10 +15,10 @@ from chairlift.cache.pages.page import PAGE_TOKENS
 from chairlift.cache.pages.page_table import PageLists, page_table
 from chairlift.cache.pages.step import ChunkPlace
 from chairlift.engine.cuda.paged.arrays import ChunkStep, TokenStep
-from chairlift.engine.cuda.paged.chunk_attention import chunk_attention
+from chairlift.engine.cuda.paged.chunk_attention import SHORT, TALL, chunk_attention
 from chairlift.engine.cuda.paged.copy_pages import copy_pages
 from chairlift.engine.cuda.paged.put import put
-from chairlift.engine.cuda.paged.tiles import Form, chunk_tiles
+from chairlift.engine.cuda.paged.tiles import Form, Tiling, chunk_tiles
 from chairlift.engine.cuda.paged.token_attention import token_attention
 from chairlift.engine.model.trials.trial import Trial, elementwise, identical
 
@@ -51,8 +51,8 @@ def kernels_work() -> bool:
             for count, window in ((1, None), (256, 100))
             for sinks in (False, True)
         )
-        and chunks_right(window=None, with_sinks=False)
-        and chunks_right(window=100, with_sinks=True)
+        and chunks_right(window=None, with_sinks=False, tile=SHORT)
+        and chunks_right(window=100, with_sinks=True, tile=TALL)
         and put_right()
         and copies_right()
     )
@@ -78,8 +78,11 @@ def tokens_right(count: int, window: int | None, with_sinks: bool) -> bool:
     )
 
 
-def chunks_right(window: int | None, with_sinks: bool) -> bool:
-    """Tries ``chunk_attention`` of several chunks at once, behind rows whose results it copies."""
+def chunks_right(window: int | None, with_sinks: bool, tile: int) -> bool:
+    """Tries ``chunk_attention`` of several chunks at once, behind rows whose results it copies.
+
+    Tiles have ``tile`` rows.
+    """
     rows = len(_ROWS)
     inputs = _inputs([*((old, 1) for old in _ROWS), *_CHUNKS], with_sinks)
     firsts = accumulate((new for _, new in _CHUNKS), initial=rows)
@@ -87,7 +90,7 @@ def chunks_right(window: int | None, with_sinks: bool) -> bool:
         ChunkPlace(first, old, new, row)
         for row, (first, (old, new)) in enumerate(zip(firsts, _CHUNKS, strict=False), rows)
     ]
-    tiles, slots = chunk_tiles(places, rows, Form(_KEY_HEADS, _GROUP, _DIM, window))
+    tiles, slots = chunk_tiles(places, rows, Tiling(Form(_KEY_HEADS, _GROUP, _DIM, window), tile))
     stops = inputs.positions + 1
     lengths = mx.where(mx.arange(stops.size) < rows, mx.minimum(stops, window or stops), 0)
     tokens = inputs.step(lengths)
@@ -95,7 +98,7 @@ def chunks_right(window: int | None, with_sinks: bool) -> bool:
     def ours() -> mx.array:
         own = inputs.queries, inputs.new, inputs.pool
         decoded = token_attention(*own, tokens, inputs.limit, _SCALE, inputs.sinks, count=rows + 1)
-        step = ChunkStep(inputs.pages, mx.array(tiles), slots, lengths, decoded)
+        step = ChunkStep(inputs.pages, mx.array(tiles), tile, slots, lengths, decoded)
         return chunk_attention(*own, step, _SCALE, window, inputs.sinks)
 
     return _right(inputs, window, ours)

@@ -13,10 +13,17 @@ import numpy as np
 
 from chairlift.cache.pages.step import ChunkPlace, StepSizes, TileTable
 from chairlift.cache.pages.upload import Numbers, numbers_of
-from chairlift.engine.cuda.paged.chunk_attention import block_columns, blocks_per_tile, tile_tokens
+from chairlift.engine.cuda.paged.chunk_attention import (
+    SHORT,
+    block_columns,
+    blocks_per_tile,
+    tile_rows,
+    tile_tokens,
+)
 
-# A tile's columns are split if there are fewer blocks than this, about four for each processor of a
-# large GPU, or if the tile has much more than its share of all columns.
+# The columns of short tiles are split if there are fewer blocks than this, about four for each
+# processor of a large GPU, or if a tile has much more than its share of all columns. Of tall tiles,
+# half as many blocks have as many rows.
 BLOCKS = 528
 # The least columns of a split: merging takes as long as a few hundred columns.
 MIN_COLUMNS = 512
@@ -40,10 +47,43 @@ class Form(NamedTuple):
     window: int | None
 
 
+class Tiling(NamedTuple):
+    """The size of a step's tiles, for a form of layers.
+
+    Attributes:
+        form: of the layers.
+        rows: of a tile, see ``chunk_attention.tile_rows``.
+    """
+
+    form: Form
+    rows: int
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of a tile."""
+        return tile_tokens(self.form.group, self.rows)
+
+    @property
+    def blocks(self) -> int:
+        """The blocks that compute a tile."""
+        return self.form.key_heads * blocks_per_tile(self.form.group)
+
+    @property
+    def most_blocks(self) -> int:
+        """Up to so many blocks, columns are split."""
+        return BLOCKS * SHORT // self.rows
+
+
+def tiling_of(form: Form, sizes: StepSizes) -> Tiling:
+    """The tiling of a step of these sizes."""
+    return Tiling(form, tile_rows(form.dim, sizes.tokens - sizes.row_limit))
+
+
 def tile_table(chunks: Sequence[ChunkPlace], sizes: StepSizes, form: Form) -> TileTable:
     """The tiles of a step's chunks and of its tokens of rows."""
-    found, slots = chunk_tiles(chunks, sizes.rows, form)
-    limits = tile_limits(sizes.tokens, sizes.row_limit, sizes.chunk_limit, form)
+    tiling = tiling_of(form, sizes)
+    found, slots = chunk_tiles(chunks, sizes.rows, tiling)
+    limits = tile_limits(sizes.tokens, sizes.row_limit, sizes.chunk_limit, tiling)
     assert len(found) <= limits.tiles, (len(found), limits)
     assert slots <= limits.slots, (slots, limits)
     table = np.zeros((limits.tiles, NUMBERS), np.int32)
@@ -58,22 +98,21 @@ class TileLimits(NamedTuple):
     slots: int
 
 
-def tile_limits(tokens: int, row_limit: int, chunk_limit: int, form: Form) -> TileLimits:
+def tile_limits(tokens: int, row_limit: int, chunk_limit: int, tiling: Tiling) -> TileLimits:
     """The limits of all steps of a size; see ``StepSizes``.
 
     The last tile of each chunk may not be full, nor that of the single tokens. Splits add at most
-    ``BLOCKS`` blocks to all tiles together, and a tile that is split has less than twice its share
+    ``most_blocks`` to all tiles together, and a tile that is split has less than twice its share
     of these.
     """
-    more = BLOCKS // (form.key_heads * blocks_per_tile(form.group)) + 1
-    size = tile_tokens(form.group)
-    begun = chunk_limit + row_limit // 2 + row_limit // size + 1
-    return TileLimits(tokens // size + begun + more, 2 * more)
+    more = tiling.most_blocks // tiling.blocks + 1
+    begun = chunk_limit + row_limit // 2 + row_limit // tiling.tokens + 1
+    return TileLimits(tokens // tiling.tokens + begun + more, 2 * more)
 
 
-def chunk_tiles(chunks: Sequence[ChunkPlace], rows: int, form: Form) -> tuple[Numbers, int]:
+def chunk_tiles(chunks: Sequence[ChunkPlace], rows: int, tiling: Tiling) -> tuple[Numbers, int]:
     """``ChunkStep.tiles`` of chunks and of the first ``rows`` tokens, and the slots they use."""
-    size, columns = tile_tokens(form.group), block_columns(form.dim)
+    form, size, columns = tiling.form, tiling.tokens, block_columns(tiling.form.dim)
     places = numbers_of(chunks, 4)
     counts = -(-places[:, 2] // size)
     owners = np.repeat(places, counts, axis=0)
@@ -82,7 +121,7 @@ def chunk_tiles(chunks: Sequence[ChunkPlace], rows: int, form: Form) -> tuple[Nu
     stops = np.minimum(firsts + size, owners[:, 1] + owners[:, 2])
     oldest = np.maximum(0, firsts + 1 - form.window) if form.window else 0
     units = -(-stops // columns) - oldest // columns
-    share = -(-units.sum() * form.key_heads * blocks_per_tile(form.group) // BLOCKS)
+    share = -(-units.sum() * tiling.blocks // tiling.most_blocks)
     most = max(int(share), MIN_COLUMNS // columns)
     order = np.argsort(np.minimum(units, most), kind="stable")
     splits = -(-units[order] // most)

@@ -1,12 +1,13 @@
 // Grid: (key head and part of its group, split of a tile of query tokens). Each of the four warps
-// has 16 of the tile's ROWS rows, pairs of a token and a head; a thread has two of them,
-// ``lane / 4`` and eight more. If a tile's columns are split, the last of its blocks merges the
-// results. Keys and values pass through shared memory, whose rows are eight numbers longer than
-// needed: so the eight rows of a matrix lie in different banks. Keys arrive while the former tile's
-// values are in use, and values while the keys are. Scores are exponents of two: log2(e) is part of
-// ``scale``.
+// has TALL times 16 of the tile's ROWS rows, pairs of a token and a head; of each 16 a thread has
+// two, ``lane / 4`` and eight more. With TALL 2 a warp uses what it loads of keys and values twice,
+// but has no registers for its queries, which stay in shared memory. If a tile's columns are split,
+// the last of its blocks merges the results. Keys and values pass through shared memory, whose rows
+// are eight numbers longer than needed: so the eight rows of a matrix lie in different banks. Keys
+// arrive while the former tile's values are in use, and values while the keys are. Scores are
+// exponents of two: log2(e) is part of ``scale``.
   constexpr float LEAST = -1e30f, NEVER = -3e38f;
-  constexpr int THREADS = ROWS * 2, STRIDE = DIM + 8;  // a value has at most DIM numbers
+  constexpr int THREADS = 128, TALL = ROWS / 64, STRIDE = DIM + 8;  // a value has at most DIM numbers
   const int key_heads = keys_shape[1], parts = gridDim.x / key_heads;
   const int key_head = blockIdx.x / parts;
   const int head = blockIdx.x * HEADS;  // the first of the part
@@ -29,7 +30,7 @@
   const int start = max(0, position - window[0] + 1);  // of the columns that any row sees
   // The place of the chunk's first token among the step's keys, of DIM numbers, or values, of
   // VALUE.
-  const long fresh = (long)tile[0] * key_heads + key_head;
+  const int fresh = tile[0] * key_heads + key_head;
   // The place of a column among those of the pool.
   const auto pooled = [&](int page, int column) {
     return ((long)page * key_heads + key_head) * PAGE + column % PAGE;
@@ -41,7 +42,7 @@
       const int token = i / PIECES, at = i % PIECES * 8, column = position + token;
       // Nobody reads this column of the pool in this step.
       const long where = pooled(table[column / PAGE], column);
-      const long from = fresh + (long)(first + token) * key_heads;
+      const long from = fresh + (first + token) * key_heads;
       *(Eight<T>*)(pool + where * WIDTH + at) =
           *reinterpret_cast<const Eight<T>*>(step + from * WIDTH + at);
     }
@@ -50,8 +51,10 @@
     write(Constant<DIM>(), (const T*)keys, new_keys);
     write(Constant<VALUE>(), (const T*)values, new_values);
   }
-  __shared__ Eight<T> all_keys[COLUMNS * STRIDE / 8];
-  __shared__ Eight<T> all_values[COLUMNS * STRIDE / 8];
+  DYNAMIC_SHARED(shared, (ROWS + 2 * COLUMNS) * STRIDE * 2)
+  Eight<T>* all_queries = reinterpret_cast<Eight<T>*>(shared);
+  Eight<T>* all_keys = all_queries + ROWS * STRIDE / 8;
+  Eight<T>* all_values = all_keys + COLUMNS * STRIDE / 8;
 
   // Begins to copy the columns from ``base`` on, of WIDTH numbers each; those that no row sees
   // become zeros. Packed ones are there afterwards.
@@ -64,7 +67,7 @@
     const int own_row = threadIdx.x / LANES, own_piece = threadIdx.x % LANES;
     if (THREADS / LANES > COLUMNS && own_row >= COLUMNS) return;
     const int each = key_heads * WIDTH;  // of the step's arrays, numbers of a token
-    packed += fresh * WIDTH;
+    packed += (long)fresh * WIDTH;
     const bool old = base < begin;
     const bool whole = base >= start && base + COLUMNS <= (old ? begin : stop);
     to += own_row * (STRIDE / 8) + own_piece;
@@ -118,24 +121,31 @@
   int page = table[base / PAGE];
   load(Constant<DIM>(), all_keys, keys, new_keys, page, base);
 
-  unsigned query[DIM / 16][4];
-  float mixed[VALUE / 8][4] = {}, high[2], sum[2];
-  #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int row = warp * 16 + r * 8 + g, token = min(row / HEADS, tokens - 1);
-    const int own_head = head + row % HEADS;
-    const T* from = queries + ((long)(tile[0] + first + token) * heads + own_head) * DIM + 2 * c;
-    #pragma unroll
-    for (int k = 0; k < DIM / 16; ++k) {
-      query[k][r] = *reinterpret_cast<const unsigned*>(from + 16 * k);
-      query[k][r + 2] = *reinterpret_cast<const unsigned*>(from + 16 * k + 8);
-    }
-    const bool sunk = SINKS && split == 0;
-    high[r] = sunk ? sinks[own_head] * 1.4426950408889634f : LEAST;
-    sum[r] = sunk && c == 0 ? 1.f : 0.f;
+  const int own_rows = warp * 16 * TALL;  // the first of the warp's
+  const bool idle = own_rows >= tokens * HEADS;
+  // The query of a row; rows after the tile's have the last token's.
+  const auto query_of = [&](int row) {
+    const int token = tile[0] + first + min(row / HEADS, tokens - 1);
+    return queries + ((long)token * heads + head + row % HEADS) * DIM;
+  };
+  float mixed[TALL][VALUE / 8][4] = {}, high[TALL][2], sum[TALL][2];
+  for (int i = threadIdx.x; i < ROWS * DIM / 8; i += THREADS) {
+    const int row = i / (DIM / 8), piece = i % (DIM / 8);
+    copy_later(all_queries + row * (STRIDE / 8) + piece, query_of(row) + piece * 8, true);
   }
-  const float factor = CAPPED ? 1.f : scale[0];
+  #pragma unroll
+  for (int t = 0; t < TALL; ++t) {
+    #pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = own_rows + t * 16 + r * 8 + g;
+      const bool sunk = SINKS && split == 0;
+      high[t][r] = sunk ? sinks[head + row % HEADS] * 1.4426950408889634f : LEAST;
+      sum[t][r] = sunk && c == 0 ? 1.f : 0.f;
+    }
+  }
   const int matrix = lane / 8;
+  const T* query = reinterpret_cast<const T*>(all_queries) +
+      (own_rows + matrix % 2 * 8 + lane % 8) * STRIDE + matrix / 2 * 8;
   const T* key = reinterpret_cast<const T*>(all_keys) +
       (matrix / 2 * 8 + lane % 8) * STRIDE + matrix % 2 * 8;
   const T* value = reinterpret_cast<const T*>(all_values) +
@@ -147,108 +157,137 @@
     __syncthreads();  // the keys are here, and nobody needs the former values
     load(Constant<VALUE>(), all_values, values, new_values, page, base);
     if (next < end) page = table[next / PAGE];
-    float score[COLUMNS / 8][4] = {};
-    #pragma unroll
-    for (int k = 0; k < DIM / 16; ++k) {
+    float score[TALL][COLUMNS / 8][4] = {};
+    if (!idle) {
       #pragma unroll
-      for (int n = 0; n < COLUMNS / 16; ++n) {
-        unsigned loaded[4];
-        load_matrices(loaded, key + 16 * n * STRIDE + 16 * k);
-        multiply<BFLOAT>(score[2 * n], query[k], loaded[0], loaded[1]);
-        multiply<BFLOAT>(score[2 * n + 1], query[k], loaded[2], loaded[3]);
+      for (int k = 0; k < DIM / 16; ++k) {
+        unsigned own[TALL][4];
+        #pragma unroll
+        for (int t = 0; t < TALL; ++t) {
+          load_matrices(own[t], query + 16 * t * STRIDE + 16 * k);
+        }
+        #pragma unroll
+        for (int n = 0; n < COLUMNS / 16; ++n) {
+          unsigned loaded[4];
+          load_matrices(loaded, key + 16 * n * STRIDE + 16 * k);
+          #pragma unroll
+          for (int t = 0; t < TALL; ++t) {
+            multiply<BFLOAT>(score[t][2 * n], own[t], loaded[0], loaded[1]);
+            multiply<BFLOAT>(score[t][2 * n + 1], own[t], loaded[2], loaded[3]);
+          }
+        }
       }
     }
     wait_for_copies();
     __syncthreads();  // the values are here, and nobody needs these keys
     if (next < end) load(Constant<DIM>(), all_keys, keys, new_keys, page, next);
-    if (CAPPED) {
-      #pragma unroll
-      for (int n = 0; n < COLUMNS / 8; ++n) {
-        #pragma unroll
-        for (int i = 0; i < 4; ++i) score[n][i] = capped(score[n][i], scale[0], cap[0]);
-      }
-    }
-    if (next > position + 1 || base < stop - window[0]) {
-      #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int row = warp * 16 + i / 2 * 8 + g;
-        const int until = position + min(row / HEADS, tokens - 1) - base - 2 * c - i % 2;
+    if (idle) continue;
+    unsigned weight[TALL][COLUMNS / 16][4];
+    #pragma unroll
+    for (int t = 0; t < TALL; ++t) {
+      float (&own)[COLUMNS / 8][4] = score[t];
+      if (CAPPED) {
         #pragma unroll
         for (int n = 0; n < COLUMNS / 8; ++n) {
-          const int behind = until - 8 * n;
-          if (behind < 0 || behind >= window[0]) score[n][i] = NEVER;
+          #pragma unroll
+          for (int i = 0; i < 4; ++i) own[n][i] = capped(own[n][i], scale[0], cap[0]);
         }
       }
-    }
-    #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float highest = NEVER;
-      #pragma unroll
-      for (int n = 0; n < COLUMNS / 8; ++n)
-        highest = fmaxf(highest, fmaxf(score[n][2 * r], score[n][2 * r + 1]));
-      highest = fmaxf(highest, __shfl_xor_sync(0xffffffffu, highest, 1));
-      highest = fmaxf(highest, __shfl_xor_sync(0xffffffffu, highest, 2));
-      highest = fmaxf(high[r], highest * factor);
-      const float faded = power(high[r] - highest);
-      high[r] = highest;
-      sum[r] *= faded;
-      #pragma unroll
-      for (int n = 0; n < COLUMNS / 8; ++n) {
+      if (next > position + 1 || base < stop - window[0]) {
         #pragma unroll
-        for (int i = 2 * r; i < 2 * r + 2; ++i) {
-          score[n][i] = power(score[n][i] * factor - highest);
-          sum[r] += score[n][i];
+        for (int i = 0; i < 4; ++i) {
+          const int row = own_rows + t * 16 + i / 2 * 8 + g;
+          const int until = position + min(row / HEADS, tokens - 1) - base - 2 * c - i % 2;
+          #pragma unroll
+          for (int n = 0; n < COLUMNS / 8; ++n) {
+            const int behind = until - 8 * n;
+            if (behind < 0 || behind >= window[0]) own[n][i] = NEVER;
+          }
+        }
+      }
+      const float factor = CAPPED ? 1.f : scale[0];
+      float faded[2];
+      #pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float highest = NEVER;
+        #pragma unroll
+        for (int n = 0; n < COLUMNS / 8; ++n)
+          highest = fmaxf(highest, fmaxf(own[n][2 * r], own[n][2 * r + 1]));
+        highest = fmaxf(highest, __shfl_xor_sync(0xffffffffu, highest, 1));
+        highest = fmaxf(highest, __shfl_xor_sync(0xffffffffu, highest, 2));
+        highest = fmaxf(high[t][r], highest * factor);
+        faded[r] = power(high[t][r] - highest);
+        high[t][r] = highest;
+        sum[t][r] *= faded[r];
+        #pragma unroll
+        for (int n = 0; n < COLUMNS / 8; ++n) {
+          #pragma unroll
+          for (int i = 2 * r; i < 2 * r + 2; ++i) {
+            own[n][i] = power(own[n][i] * factor - highest);
+            sum[t][r] += own[n][i];
+          }
         }
       }
       #pragma unroll
-      for (int n = 0; n < VALUE / 8; ++n) {
-        mixed[n][2 * r] *= faded;
-        mixed[n][2 * r + 1] *= faded;
+      for (int k = 0; k < COLUMNS / 16; ++k) {
+        #pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float* pair_of = own[2 * k + i / 2] + i % 2 * 2;
+          weight[t][k][i] = rounded<BFLOAT>(pair_of[0], pair_of[1]);
+        }
+      }
+      // The maximum of a row seldom changes after its first columns.
+      if (__ballot_sync(0xffffffffu, faded[0] != 1.f || faded[1] != 1.f)) {
+        #pragma unroll
+        for (int n = 0; n < VALUE / 8; ++n) {
+          #pragma unroll
+          for (int i = 0; i < 4; ++i) mixed[t][n][i] *= faded[i / 2];
+        }
       }
     }
     #pragma unroll
     for (int k = 0; k < COLUMNS / 16; ++k) {
-      unsigned weight[4];
-      #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float* pair_of = score[2 * k + i / 2] + i % 2 * 2;
-        weight[i] = rounded<BFLOAT>(pair_of[0], pair_of[1]);
-      }
       #pragma unroll
       for (int n = 0; n < VALUE / 16; ++n) {
         unsigned loaded[4];
         load_transposed(loaded, value + 16 * k * STRIDE + 16 * n);
-        multiply<BFLOAT>(mixed[2 * n], weight, loaded[0], loaded[1]);
-        multiply<BFLOAT>(mixed[2 * n + 1], weight, loaded[2], loaded[3]);
+        #pragma unroll
+        for (int t = 0; t < TALL; ++t) {
+          multiply<BFLOAT>(mixed[t][2 * n], weight[t][k], loaded[0], loaded[1]);
+          multiply<BFLOAT>(mixed[t][2 * n + 1], weight[t][k], loaded[2], loaded[3]);
+        }
       }
     }
   }
   const long rows = (long)(tile[0] + first) * heads + head;  // of the first token, in ``out``
   const long place = (long)tile[7] * gridDim.x + blockIdx.x * splits;  // of the first split
   #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 1);
-    sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 2);
-    const float share = 1.f / sum[r];
-    const int row = warp * 16 + r * 8 + g, token = row / HEADS;
+  for (int e = 0; e < 2 * TALL; ++e) {
+    const int t = e / 2, r = e % 2;
+    float total = sum[t][r];
+    total += __shfl_xor_sync(0xffffffffu, total, 1);
+    total += __shfl_xor_sync(0xffffffffu, total, 2);
+    const float share = 1.f / total;
+    const int row = own_rows + t * 16 + r * 8 + g, token = row / HEADS;
+    if (token >= tokens) continue;
     if (splits > 1) {
       float* to = partials + ((place + split) * ROWS + row) * VALUE + 2 * c;
       #pragma unroll
       for (int n = 0; n < VALUE / 8; ++n) {
-        to[8 * n] = mixed[n][2 * r];
-        to[8 * n + 1] = mixed[n][2 * r + 1];
+        to[8 * n] = mixed[t][n][2 * r];
+        to[8 * n + 1] = mixed[t][n][2 * r + 1];
       }
       if (c == 0) {
         float* weight = weights + ((place + split) * ROWS + row) * 2;
-        weight[0] = high[r];
-        weight[1] = sum[r];
+        weight[0] = high[t][r];
+        weight[1] = total;
       }
-    } else if (token < tokens) {
+    } else {
       T* to = out + (rows + (long)token * heads + row % HEADS) * VALUE + 2 * c;
       #pragma unroll
       for (int n = 0; n < VALUE / 8; ++n)
         *reinterpret_cast<unsigned*>(to + 8 * n) =
-            rounded<BFLOAT>(mixed[n][2 * r] * share, mixed[n][2 * r + 1] * share);
+            rounded<BFLOAT>(mixed[t][n][2 * r] * share, mixed[t][n][2 * r + 1] * share);
     }
   }
   if (splits == 1) return;

@@ -28,7 +28,7 @@ from chairlift.engine.cuda.paged import (
     token_attention,
 )
 from chairlift.engine.cuda.paged.arrays import ChunkStep, TokenStep
-from chairlift.engine.cuda.paged.tiles import Form, chunk_tiles
+from chairlift.engine.cuda.paged.tiles import Form, Tiling, chunk_tiles
 from chairlift.engine.cuda.sampling import DTYPES, Draws, sample
 from chairlift.engine.cuda.skinny import Norm, skinny_product
 
@@ -82,6 +82,16 @@ def _layer(
     return _numbers(tokens, group, 1, dim, dtype=dtype), new, pool
 
 
+def _chunks(group: int, dim: int, decoded: mx.array) -> ChunkStep:
+    """A step of one chunk of nine tokens; the kernel is compiled for tiles of each height."""
+    rows = chunk_attention.SHORT
+    tiling = Tiling(Form(1, group, dim, None), rows)
+    tiles, slots = chunk_tiles([ChunkPlace(0, 0, 9, 0)], 0, tiling)
+    lengths = _numbers(9, dtype=mx.int32)
+    pages = _numbers(8, dtype=mx.int32)
+    return ChunkStep(pages, mx.array(tiles), rows, slots, lengths, decoded)
+
+
 @pytest.mark.parametrize(
     ("dim", "group", "dtype", "quantization"),
     [
@@ -128,9 +138,7 @@ def test_attention_of_chunks_compiles(
     compiled: list[Compiled],
 ) -> None:
     queries, new, pool = _layer(9, group, dim, dtype, quantization)
-    tiles, slots = chunk_tiles([ChunkPlace(0, 0, 9, 0)], 0, Form(1, group, dim, None))
-    lengths = _numbers(9, dtype=mx.int32)
-    step = ChunkStep(_numbers(8, dtype=mx.int32), mx.array(tiles), slots, lengths, queries)
+    step = _chunks(group, dim, queries)
     chunk_attention.chunk_attention(queries, new, pool, step, 0.1, quantization=quantization)
 
 
@@ -140,8 +148,7 @@ def test_attention_with_shorter_values_compiles(compiled: list[Compiled]) -> Non
     tokens = TokenStep(one, zeros, zeros, zeros, zeros)
     single = token_attention.token_attention(queries, new, pool, tokens, 512, 0.1)
     assert single.shape == (9, 16, 1, 128)
-    tiles, slots = chunk_tiles([ChunkPlace(0, 0, 9, 0)], 0, Form(1, 16, 192, None))
-    chunks = ChunkStep(one, mx.array(tiles), slots, zeros, single)
+    chunks = _chunks(16, 192, single)
     result = chunk_attention.chunk_attention(queries, new, pool, chunks, 0.1)
     assert result.shape == (9, 16, 1, 128)
 
@@ -154,8 +161,7 @@ def test_attention_with_capped_scores_compiles(
     zeros, one = _numbers(9, dtype=mx.int32), _numbers(8, dtype=mx.int32)
     tokens = TokenStep(one, zeros, zeros, zeros, zeros)
     single = token_attention.token_attention(queries, new, pool, tokens, 512, 0.1, softcap=50.0)
-    tiles, slots = chunk_tiles([ChunkPlace(0, 0, 9, 0)], 0, Form(1, 2, dim, None))
-    chunks = ChunkStep(one, mx.array(tiles), slots, zeros, single)
+    chunks = _chunks(2, dim, single)
     chunk_attention.chunk_attention(queries, new, pool, chunks, 0.1, softcap=50.0)
 
 

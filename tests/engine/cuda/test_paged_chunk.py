@@ -55,12 +55,27 @@ SHAPES = [
 CHUNKS = [Chunk(130, 7), Chunk(0, 70), Chunk(63, 2), Chunk(64, 1), Chunk(60, 18), Chunk(62, 3)]
 
 
+HEIGHTS = st.sampled_from([chunk_attention.SHORT, chunk_attention.TALL])
+
+
 def form_of(shape: Shape) -> tiles.Form:
     return tiles.Form(shape.key_heads, shape.group, shape.dim, shape.window)
 
 
-def attend(inputs: Sequences, backwards: bool, min_columns: int = tiles.MIN_COLUMNS) -> mx.array:
-    """The kernel's result; ``min_columns`` are the least columns of a split."""
+def attend(
+    inputs: Sequences,
+    backwards: bool,
+    min_columns: int = tiles.MIN_COLUMNS,
+    tile: int = chunk_attention.SHORT,
+) -> mx.array:
+    """The kernel's result.
+
+    Args:
+        min_columns: the least columns of a split.
+        tile: the rows of a tile; tall ones are short, if heads are too long for them.
+    """
+    if inputs.shape.dim > chunk_attention.MAX_TALL_DIM:
+        tile = chunk_attention.SHORT
     firsts = accumulate((chunk.new for chunk in inputs.chunks), initial=0)
     places = [
         ChunkPlace(first, *chunk, row)
@@ -68,9 +83,9 @@ def attend(inputs: Sequences, backwards: bool, min_columns: int = tiles.MIN_COLU
     ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiles, "MIN_COLUMNS", min_columns)
-        array, slots = tiles.chunk_tiles(places, 0, form_of(inputs.shape))
+        array, slots = tiles.chunk_tiles(places, 0, tiles.Tiling(form_of(inputs.shape), tile))
     lengths = mx.zeros((len(inputs.queries),), mx.int32)
-    step = ChunkStep(inputs.pages, mx.array(array), slots, lengths, inputs.queries)
+    step = ChunkStep(inputs.pages, mx.array(array), tile, slots, lengths, inputs.queries)
     with emulated(chunk_attention, backwards):
         return chunk_attention.chunk_attention(
             inputs.queries,
@@ -90,9 +105,11 @@ def attend(inputs: Sequences, backwards: bool, min_columns: int = tiles.MIN_COLU
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_chunks_attend_to_what_they_see(shape: Shape, backwards: bool) -> None:
     inputs = Sequences(shape, CHUNKS)
-    inputs.check(attend(inputs, backwards))
-    split = Sequences(shape, CHUNKS)
-    split.check(attend(split, backwards, min_columns=64))
+    inputs.check(attend(inputs, backwards, tile=chunk_attention.TALL))
+    inputs = Sequences(shape, CHUNKS)
+    inputs.check(attend(inputs, backwards, min_columns=64))
+    inputs = Sequences(shape, CHUNKS)
+    inputs.check(attend(inputs, backwards, min_columns=64, tile=chunk_attention.TALL))
 
 
 @pytest.mark.slow
@@ -103,21 +120,22 @@ def test_chunks_attend_to_what_they_see(shape: Shape, backwards: bool) -> None:
     window=st.none() | st.integers(1, 150),
     backwards=st.booleans(),
     min_columns=st.sampled_from([64, 128, 512]),
+    tile=HEIGHTS,
 )
 @settings(max_examples=30)
 def test_any_chunks(
-    chunks: list[Chunk], window: int | None, backwards: bool, min_columns: int
+    chunks: list[Chunk], window: int | None, backwards: bool, min_columns: int, tile: int
 ) -> None:
     inputs = Sequences(Shape(1, 5, 64, mx.float16, window), chunks)
-    inputs.check(attend(inputs, backwards, min_columns))
+    inputs.check(attend(inputs, backwards, min_columns, tile))
 
 
 @pytest.mark.slow
-@given(shape=shapes(mx.float16, mx.bfloat16), backwards=st.booleans())
+@given(shape=shapes(mx.float16, mx.bfloat16), backwards=st.booleans(), tile=HEIGHTS)
 @settings(max_examples=8)
-def test_any_dimensions(shape: Shape, backwards: bool) -> None:
+def test_any_dimensions(shape: Shape, backwards: bool, tile: int) -> None:
     inputs = Sequences(shape, CHUNKS[:3])
-    inputs.check(attend(inputs, backwards))
+    inputs.check(attend(inputs, backwards, tile=tile))
 
 
 @given(
@@ -129,14 +147,21 @@ def test_any_dimensions(shape: Shape, backwards: bool) -> None:
     dim=st.sampled_from([64, 128, 256]),
     window=st.none() | st.integers(1, 8192),
     rows=st.integers(0, 300),
+    tile=HEIGHTS,
 )
 def test_tiles_cover_each_chunk_and_no_split_is_empty(
-    chunks: list[Chunk], key_heads: int, group: int, dim: int, window: int | None, rows: int
+    chunks: list[Chunk],
+    key_heads: int,
+    group: int,
+    dim: int,
+    window: int | None,
+    rows: int,
+    tile: int,
 ) -> None:
     places = [ChunkPlace(1000 * row, *chunk, row) for row, chunk in enumerate(chunks)]
-    form = tiles.Form(key_heads, group, dim, window)
-    array, slots = tiles.chunk_tiles(places, rows, form)
-    size, columns = chunk_attention.tile_tokens(group), chunk_attention.block_columns(dim)
+    tiling = tiles.Tiling(tiles.Form(key_heads, group, dim, window), tile)
+    array, slots = tiles.chunk_tiles(places, rows, tiling)
+    size, columns = tiling.tokens, chunk_attention.block_columns(dim)
     splits: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
     copied: list[int] = []
     for token, position, count, row, first, split, of, slot in array.tolist():
@@ -161,15 +186,16 @@ def test_tiles_cover_each_chunk_and_no_split_is_empty(
     assert sorted(taken) == list(range(slots))
     assert copied == list(range(rows))
     tokens = rows + sum(chunk.new for chunk in chunks)
-    most = tiles.tile_limits(tokens, rows, len(chunks) + 1, form)
+    most = tiles.tile_limits(tokens, rows, len(chunks) + 1, tiling)
     assert len(array) <= most.tiles
     assert slots <= most.slots
 
 
 @pytest.mark.parametrize("window", [None, 100])
 def test_chunks_attend_to_many_old_tokens(window: int | None) -> None:
-    inputs = Sequences(Shape(1, 4, 128, mx.bfloat16, window), [Chunk(330, 20), Chunk(256, 3)])
-    inputs.check(attend(inputs, backwards=True))
+    for tile in (chunk_attention.SHORT, chunk_attention.TALL):
+        inputs = Sequences(Shape(1, 4, 128, mx.bfloat16, window), [Chunk(330, 20), Chunk(256, 3)])
+        inputs.check(attend(inputs, backwards=True, tile=tile))
 
 
 class Step(NamedTuple):
@@ -188,6 +214,7 @@ STEPS = [
     Step([Chunk(old, 1) for old in range(40)], [Chunk(0, 1)], tail=7, row_limit=40),
     Step([Chunk(9, 1), Chunk(63, 4), Chunk(0, 1), Chunk(130, 2), Chunk(61, 1)], [], 3, 16),
     Step([Chunk(9, 3), Chunk(5, 1), Chunk(70, 5)], [Chunk(0, 20)], 3, 9),
+    Step([Chunk(9, 3), Chunk(5, 1)], [Chunk(9, 120), Chunk(0, 7)], 2, 4),
 ]
 
 
@@ -219,11 +246,11 @@ def check_step(step: Step, shape: Shape, backwards: bool) -> None:
     assert result.shape == (*queries.shape[:3], shape.dims[1])
     inputs.check(result[: len(inputs.queries)])
     if kind.tokens.chunks and shape.dtype != mx.float32:
-        tile = kind.tokens.tiles[form_of(shape)]
-        tokens = kind.tokens
-        sizes = tokens.sizes
+        sizes = kind.tokens.sizes
         assert sizes.tokens == len(queries)
-        limits = (len(queries), sizes.row_limit, sizes.chunk_limit, form_of(shape))
+        tile = kind.tokens.tiles[form_of(shape)]
+        tiling = tiles.tiling_of(form_of(shape), sizes)
+        limits = (len(queries), sizes.row_limit, sizes.chunk_limit, tiling)
         assert (len(tile.array), tile.slots) == tiles.tile_limits(*limits)
 
 

@@ -118,7 +118,8 @@ def test_wrong_attention_of_chunks_is_found(
     wrong = changed if change else written_elsewhere(attention)
     monkeypatch.setattr(selftest, "chunk_attention", wrong)
     with emulated(chunk_attention, backwards=False), emulated(token_attention, backwards=False):
-        assert selftest.chunks_right(window=30, with_sinks=True) == right
+        for tile in (chunk_attention.SHORT, chunk_attention.TALL):
+            assert selftest.chunks_right(window=30, with_sinks=True, tile=tile) == right
 
 
 @pytest.mark.parametrize("right", [True, False])
