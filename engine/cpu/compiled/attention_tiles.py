@@ -10,7 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from chairlift.engine.cpu.compiled.llvm.row_attention import BESIDE, MAX_QUERIES, SPLIT, TILE
+from chairlift.engine.cpu.compiled.llvm.row_attention.kernel import MAX_QUERIES, TILE
+from chairlift.engine.cpu.compiled.llvm.row_attention.splits import BESIDE, SPLIT
 
 _local = threading.local()
 

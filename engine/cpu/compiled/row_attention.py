@@ -25,7 +25,7 @@ from chairlift.engine.cpu.compiled.jobs import (
 from chairlift.engine.cpu.compiled.llvm import kernel as llvm_kernel
 from chairlift.engine.cpu.compiled.llvm.host_compiler import Function
 from chairlift.engine.cpu.compiled.llvm.kernel import Kernel
-from chairlift.engine.cpu.compiled.llvm.row_attention import MAX_QUERIES
+from chairlift.engine.cpu.compiled.llvm.row_attention.kernel import MAX_QUERIES
 from chairlift.engine.cpu.gemm import Floats
 
 
