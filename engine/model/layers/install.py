@@ -1,4 +1,4 @@
-"""Replaces what the layers of a model call."""
+"""Replaces slow functions and modules that the layers of a model call."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Kernels(NamedTuple):
 
 
 def install(model: Any, kernels: Kernels | None = None) -> bool:
-    """Replaces all of them; on Metal not those for which mlx-lm has kernels.
+    """Replaces those of this package; on Metal not those for which mlx-lm has kernels.
 
     Returns:
         Whether any layer may call one of the ``kernels``.
