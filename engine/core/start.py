@@ -141,7 +141,7 @@ def serve_loaded(
         dispatcher=dispatcher,
     )
     core.compile()
-    # It was read and written for the first product; a process that is killed would leave it.
+    # MKL registered this process for its first product. A process that is killed would leave that.
     remove_registration(os.getpid())
     return core, info
 

@@ -160,7 +160,7 @@ class AttentionJobs:
         self._new = [
             (new.ctypes.data, new.strides[0] // new.itemsize, *new.shape) for new in (keys, values)
         ]
-        # An address takes longer to ask for than the rest of a job's arguments.
+        # Getting an array's address takes longer than making a job's other arguments.
         self._addresses = scaled.ctypes.data, result.ctypes.data
         self._scale = np.array([scale], np.float32)
         self._given = _Given(sinks, softcap)
