@@ -153,7 +153,7 @@ def _model_info(
     limits: Limits,
     prefix_bytes: int,
 ) -> ModelInfo:
-    """What the API process is told about the model."""
+    """The properties of the model that the API process needs."""
     contexts = (limits.max_context, loaded.max_context, config.max_context)
     device = profile.current()
     return ModelInfo(

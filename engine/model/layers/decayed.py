@@ -163,7 +163,7 @@ def _ssm_attn(
 
 
 def _as_type(state: mx.array, dtype: mx.Dtype) -> mx.array:
-    """The state in another type; itself, and no handle of its own, if it has this type."""
+    """The state in another type; the same object if it has this type already."""
     return state if state.dtype == dtype else state.astype(dtype)
 
 

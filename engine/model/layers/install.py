@@ -10,7 +10,7 @@ from chairlift.engine.model.layers import decayed, depthwise, gated_delta, head_
 
 
 class Kernels(NamedTuple):
-    """A device's kernels, which compute what they take; None: it has none.
+    """A device's kernels; None where it has none.
 
     Attributes:
         gated_delta: for the gated delta rule.

@@ -129,7 +129,7 @@ def _rounding(lanes: int) -> str:
 
 
 def _rounded(lanes: int, numbers: str) -> str:
-    """Rounds float32 numbers to whole numbers. Any number stands for one that is not finite."""
+    """Rounds float32 numbers to whole numbers; what NaN or infinity give is arbitrary."""
     more = "<16 x i32> zeroinitializer, i16 -1, i32 4" if lanes == 16 else ""
     arguments = ", ".join(filter(None, [f"<{lanes} x float> {numbers}", more]))
     return f"call <{lanes} x i32> @{_rounding_name(lanes)}({arguments})"

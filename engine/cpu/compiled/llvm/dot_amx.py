@@ -310,7 +310,7 @@ def _scale() -> str:
 
 
 def _unpack(kind: str) -> str:
-    """A function that writes what stands for the codes of a group, packed in 4 bits, as bytes."""
+    """A function that unpacks a group's codes of 4 bits to the numbers to multiply, as bytes."""
     octets = f"<{_ROW_BYTES} x i8>"
     low, up = (", ".join([f"i8 {number}"] * _ROW_BYTES) for number in (15, 4))
     lines = []

@@ -184,7 +184,7 @@ def _apart(kind: str, lanes: int, wide: int) -> list[str]:
 
 
 def numbers(kind: str, lanes: int, codes: str) -> str:
-    """The whole numbers that stand for codes of 4 bits, a byte each; see ``quantized``."""
+    """Converts codes of 4 bits, a byte each, to the numbers to multiply; see ``quantized``."""
     octets = f"<{4 * lanes} x i8>"
     if kind != "e2m1":
         return f"bitcast {octets} {codes} to {octets}"
