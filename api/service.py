@@ -117,7 +117,7 @@ class Service:
 
     @property
     def loaded(self) -> ServedModel | None:
-        """The first of them, or None."""
+        """The first of ``loaded_models``, or None."""
         return next(iter(self.models.loaded), None)
 
     @property

@@ -49,7 +49,7 @@ class HostPlaces(NamedTuple):
     columns: NDArray[np.intp]
 
     def write(self, keys: NDArray[Any], values: NDArray[Any]) -> None:
-        """Writes ``[tokens, heads, dim]``; the largest number stands for larger ones."""
+        """Writes ``[tokens, heads, dim]``; numbers beyond the type's range become its largest."""
         for buffer, new in ((self.keys, keys), (self.values, values)):
             if buffer.dtype != new.dtype:
                 new = new.clip(-(largest := np.finfo(buffer.dtype).max), largest)

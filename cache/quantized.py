@@ -67,8 +67,8 @@ Storage = Quantization | HalfPrecision
 
 
 class HalfLayer(LayerCache):
-    """A layer of a float32 model with buffers in float16, whose largest number stands for larger
-    ones. All attention reads the rounded numbers, those of a step's own tokens, too.
+    """A layer of a float32 model with buffers in float16. Numbers beyond its range become its
+    largest. All attention reads the rounded numbers, also those of a step's own tokens.
     """
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:

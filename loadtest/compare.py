@@ -235,6 +235,12 @@ def _arguments() -> argparse.Namespace:
         help=f"servers to measure, of {','.join(SERVERS)}",
     )
     args = parser.parse_args()
+    _check(parser, args)
+    return args
+
+
+def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Ends the process with an error if a value is out of range."""
     for name in args.only:
         if name not in SERVERS:
             parser.error(f"--only {name}: choose from {', '.join(SERVERS)}")
@@ -243,7 +249,6 @@ def _arguments() -> argparse.Namespace:
         parser.error("--streams, --requests and token counts must be at least 1")
     if not args.idle_seconds > 0:
         parser.error("--idle-seconds must be greater than 0")
-    return args
 
 
 def main() -> int:

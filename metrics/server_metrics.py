@@ -54,7 +54,7 @@ SERVER: tuple[Metric, ...] = (
         "worker_jobs",
         "chairlift_worker_jobs",
         "counter",
-        "Jobs of the worker processes (grammars, large bodies and long texts) by outcome.",
+        "Jobs of the worker processes (grammars, large bodies, long texts and images) by outcome.",
         ("outcome",),
         values=("done", "refused", "ended", "queue_full"),
         recorded_by="record_job",

@@ -60,7 +60,7 @@ class Chunks:
         with_any = self.cost.seconds(rows.with_chunk(0, 1))
         alone = self._rows_only.seconds(rows) if self._rows_only.knows(rows) else with_any
         # If even one prompt token makes a step much longer (``first``), prompts get twice that
-        # time. Otherwise few tokens would fit, and each of many steps would pay for that one.
+        # time. Otherwise few tokens would fit, and all of many steps would be that much longer.
         first = max(0.0, with_any - alone)
         begun = prompt.cached or 0
         whole = (

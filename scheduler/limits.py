@@ -43,8 +43,9 @@ class Limits:
         step_seconds: maximum predicted seconds of a step with running rows; prompts are cut into
             chunks to keep it.
         max_step_stretch: a step with prompts may take this many times as long as its rows alone,
-            if that is longer than ``step_seconds``; and more if a step with a single prompt token
-            takes so long, or for a long prompt (``chunks.LONG_PROMPT_STEPS``). 0: none of these.
+            if that is longer than ``step_seconds``. Other steps may take longer, too: where a
+            single prompt token takes long, and for a prompt of more than
+            ``chunks.LONG_PROMPT_STEPS`` steps. 0: none of these.
         bands: maximum number of bands (groups of rows of similar length with buffers of their own).
         band_bytes: bytes that an additional band has to save.
         ageing: seconds by which one level of priority delays a request.

@@ -1,4 +1,4 @@
-"""The questions about the memory of a single sequence; columns and pages answer them."""
+"""KV memory as a single sequence sees it: the interface of ``columns`` and ``pages``."""
 
 from __future__ import annotations
 

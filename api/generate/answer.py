@@ -153,7 +153,7 @@ async def _complete_reply(generation: Generation, formatter: ReplyFormatter) -> 
 
 
 async def _formatted(scored: int, make: Callable[[], T]) -> T:
-    """Calls ``make``, in a thread if it formats the log-probabilities of so many tokens."""
+    """Calls ``make``; in a thread if it formats the log-probabilities of many tokens."""
     if scored <= INLINE_SCORED_TOKENS:
         return make()
     return await asyncio.to_thread(make)

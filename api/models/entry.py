@@ -144,7 +144,7 @@ class ModelEntry:
 
     @property
     def adapters(self) -> tuple[str, ...]:
-        """The names of its LoRA adapters; while it is not loaded, of those that its load loads."""
+        """The names of its LoRA adapters; while it is not loaded, of those that it will load."""
         if self.model is None:
             return self.plan.adapters
         return tuple(adapted.name for adapted in self.model.adapted)

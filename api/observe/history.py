@@ -21,9 +21,9 @@ SPAN_SECONDS = 900.0
 MAX_SAMPLES = round(SPAN_SECONDS / INTERVAL_SECONDS)
 # The span of latencies and prefix hits that are shown as one number.
 WINDOW_SECONDS = 60.0
-# A shorter interval is not ended: its paces would mean nothing.
+# A shorter interval is not ended: its tokens a second would mean nothing.
 MIN_SECONDS = INTERVAL_SECONDS / 4
-# The ended intervals that a pace covers, beside the current one.
+# The ended intervals over which tokens a second are counted, beside the current one.
 PACE_INTERVALS = 2
 
 # NOTE: this clock also counts while the machine sleeps; macOS's CLOCK_MONOTONIC does.

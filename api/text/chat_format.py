@@ -26,7 +26,7 @@ from chairlift.engine.errors import ModelError
 # mlx-lm's names for the states of a reply's text. A model may have other states, whose text is
 # for the user.
 NORMAL, THOUGHT, CALL = "normal", "reasoning", "tool"
-# Our state of a reply in the Harmony format in the header of a message, which is for nobody.
+# The state of a reply in a header of the Harmony format, whose text is not delivered.
 HEADER = "harmony header"
 
 # mlx-lm's parser of calls that are JSON objects, as Hermes models write them.

@@ -1,4 +1,4 @@
-"""Steps whose keys and values compiled functions write to a layer's buffers, and read there."""
+"""Steps in which compiled functions write keys and values to a layer's buffers, and read them."""
 
 from __future__ import annotations
 

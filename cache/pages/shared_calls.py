@@ -25,7 +25,7 @@ def shared_calls(counts: Sequence[int]) -> list[list[int]]:
     numbers: dict[int, list[int]] = {}
     for number, count in enumerate(counts):
         numbers.setdefault(count, []).append(number)
-    # A step has few different lengths: n of them are n * n / 2 tokens at least.
+    # A step has few different lengths: prompts of n lengths have n * n / 2 tokens at least.
     lengths = sorted(numbers)
     begins = [0, *accumulate(len(numbers[length]) for length in lengths)]
     # Of the prompts up to each length: the least cost, and the first length of the last call.

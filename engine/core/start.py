@@ -40,6 +40,7 @@ from chairlift.engine.model.trials.probe import probe
 from chairlift.engine.model.vision.model import VisionModel
 from chairlift.engine.parallel.ranks import ALONE, Ranks
 from chairlift.engine.speculation.proposal import proposers
+from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.sequence import Sequence
 
 
@@ -125,27 +126,7 @@ def serve_loaded(
         limits = model.adapt_limits(limits)
     except ValueError as error:
         raise ModelError(str(error)) from error
-    contexts = (limits.max_context, loaded.max_context, config.max_context)
-    info = ModelInfo(
-        architecture=loaded.architecture,
-        dtype=loaded.dtype,
-        device=profile.name(),
-        on_cpu=device.on_cpu,
-        vocab_size=vocabulary,
-        max_context=min(length for length in contexts if length is not None),
-        max_rows=limits.max_rows,
-        max_queue=config.max_queue,
-        kv_limit_bytes=limits.kv_bytes,
-        prefix_bytes=prefix_bytes,
-        kv_bytes_per_token=geometry.bytes_per_token,
-        weight_bytes=loaded.weight_bytes,
-        limits=limits,
-        hidden_size=model.hidden_size,
-        speculates=config.speculative is not None,
-        vision_type=None if model.vision is None else model.vision.model_type,
-        kv_bits=config.kv_bits,
-        kv_group_size=config.kv_group_size if config.kv_bits else None,
-    )
+    info = _model_info(config, loaded, model, limits, prefix_bytes)
     compiler = None if source is None else Compiler(partial(_lexicon, source, vocabulary))
     store = _store(config, loaded, source, layers, storage)
     swap = _swap(config, layers, swap_bytes)
@@ -160,9 +141,41 @@ def serve_loaded(
         dispatcher=dispatcher,
     )
     core.compile()
-    # It was read and written for the first product; a process that is killed would leave it.
+    # MKL registered this process for its first product. A process that is killed would leave that.
     remove_registration(os.getpid())
     return core, info
+
+
+def _model_info(
+    config: EngineConfig,
+    loaded: LoadedModel,
+    model: PreparedModel,
+    limits: Limits,
+    prefix_bytes: int,
+) -> ModelInfo:
+    """The properties of the model that the API process needs."""
+    contexts = (limits.max_context, loaded.max_context, config.max_context)
+    device = profile.current()
+    return ModelInfo(
+        architecture=loaded.architecture,
+        dtype=loaded.dtype,
+        device=profile.name(),
+        on_cpu=device.on_cpu,
+        vocab_size=model.vocabulary,
+        max_context=min(length for length in contexts if length is not None),
+        max_rows=limits.max_rows,
+        max_queue=config.max_queue,
+        kv_limit_bytes=limits.kv_bytes,
+        prefix_bytes=prefix_bytes,
+        kv_bytes_per_token=limits.geometry.bytes_per_token,
+        weight_bytes=loaded.weight_bytes,
+        limits=limits,
+        hidden_size=model.hidden_size,
+        speculates=config.speculative is not None,
+        vision_type=None if model.vision is None else model.vision.model_type,
+        kv_bits=config.kv_bits,
+        kv_group_size=config.kv_group_size if config.kv_bits else None,
+    )
 
 
 class _Parts:

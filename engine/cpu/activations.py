@@ -1,4 +1,4 @@
-"""Activations of many numbers, which the modules of model files have as functions.
+"""Activation functions in NumPy, in place of those that model files import.
 
 MLX's CPU backend computes powers of e number by number (0.32.4): the layers of a prompt waited for
 them longer than for all other operations between products. These functions evaluate their inputs.

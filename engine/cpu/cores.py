@@ -13,7 +13,7 @@ _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
 # Columns of a core's idle time in /proc/stat, in the order of proc_stat(5).
 _IDLE = frozenset({3, 4})
-# Columns of guests' time, which user and nice time include already.
+# Columns of the time of virtual machines (guests), which user and nice time include already.
 _GUEST = frozenset({8, 9})
 
 

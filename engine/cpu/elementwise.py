@@ -1,4 +1,4 @@
-"""Functions of single numbers and tokens on the CPU: compiled, or else by NumPy."""
+"""SwiGLU, GeGLU, rotary embedding and norms of few tokens on the CPU: compiled, or in NumPy."""
 
 from __future__ import annotations
 

@@ -31,8 +31,8 @@ from chairlift.engine.model.attention import install as install_attention
 from chairlift.engine.model.dequantize import QUANTIZED, dequantize_model
 from chairlift.engine.model.recorder import record
 
-# How many times as large weights of 4 bits are in float32 and, for AMX, in bfloat16 besides; and
-# the share of the free memory that they may take.
+# Dequantized weights take this many times the memory of 4-bit weights: float32 and, for AMX,
+# bfloat16. And the share of the free memory that they may take.
 _DEQUANTIZED, _AMX_SHARE = 11, 0.5
 # With fewer weights to a scale, AMX multiplies the tokens of prompts and of many rows faster in
 # bfloat16 than as bytes.

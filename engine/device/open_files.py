@@ -1,4 +1,4 @@
-"""Imports mlx-lm without what it does to this process, and without what servers never use."""
+"""Imports mlx-lm: the limit of open files stays as it is, and unused modules are left out."""
 
 from __future__ import annotations
 

@@ -25,9 +25,10 @@ class DeviceProfile:
         chunk_multiple: chunks are padded to a multiple of this many tokens. Above 1 only where a
             new chunk length costs time, because a plan is compiled for it.
         step_seconds: how long a step may take while rows are decoding; prompts are cut to fit.
-        step_stretch: a step may also take this many times what its rows alone take, if longer; and
-            more where a single prompt token makes a step much longer, or for a long prompt, which
-            should take 50 steps. 0: none of these.
+        step_stretch: a step with prompts may take this many times as long as its rows alone, if
+            that is longer than ``step_seconds``. Other steps may take longer, too: where a single
+            prompt token takes long, and for a prompt that would take more than 50 steps. 0: none
+            of these.
         avoids_partial_prefill: a prompt waits rather than begin in the remainder of a step.
         lookahead_columns: KV columns that rows get ahead of their tokens, so that buffers grow
             seldom.

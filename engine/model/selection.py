@@ -145,7 +145,7 @@ def _logged(choice: SelectedForward) -> SelectedForward:
     calls = (
         "one for rows and prompts" if choice.forward.packs else "one for the rows and each prompt"
     )
-    logits = "where they are wanted" if choice.forward.selects_positions else "for every token"
+    logits = "only where they are needed" if choice.forward.selects_positions else "for every token"
     caches = "columns" if choice.make_pages is None else "pages"
     log.info("model calls of a step: %s; logits: %s; KV caches: %s", calls, logits, caches)
     return choice

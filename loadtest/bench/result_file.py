@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from chairlift.loadtest.bench.config import BenchConfig
 from chairlift.loadtest.bench.files import check_writable, write_file
-from chairlift.loadtest.bench.metrics import percentile_name
+from chairlift.loadtest.bench.metrics import BenchMetrics, Reply, percentile_name
 from chairlift.loadtest.bench.result import BenchRun
 
 _FLAG = "--save-result"
@@ -48,12 +49,7 @@ def result_json(run: BenchRun) -> dict[str, Any]:
         "max_output_tokens_per_s": metrics.max_output_tokens_per_s,
         "max_concurrent_requests": metrics.max_concurrent_requests,
     }
-    for name, latency in metrics.latencies.items():
-        result[f"mean_{name}_ms"] = latency.mean
-        result[f"median_{name}_ms"] = latency.median
-        result[f"std_{name}_ms"] = latency.std
-        for p, ms in latency.percentiles.items():
-            result[f"p{percentile_name(p)}_{name}_ms"] = ms
+    result |= _latencies(metrics)
     if config.ramp is not None:
         result["ramp_up_strategy"] = config.ramp.strategy
         result["ramp_up_start_rps"] = config.ramp.start
@@ -67,18 +63,33 @@ def result_json(run: BenchRun) -> dict[str, Any]:
         result["verify_differing"] = len(run.verification.differences)
         result["verify_failed"] = run.verification.failed
     if config.save_detailed:
-        result |= {
-            "input_lens": [reply.prompt_tokens for reply in replies],
-            "output_lens": [reply.output_tokens for reply in replies],
-            "ttfts": [reply.ttft for reply in replies],
-            "itls": [reply.itls for reply in replies],
-            "latencies": [reply.latency for reply in replies],
-            "queue_times": [reply.queue_time for reply in replies],
-            "start_times": [reply.start for reply in replies],
-            "generated_texts": [reply.text for reply in replies],
-            "errors": [reply.error for reply in replies],
-        }
+        result |= _details(replies)
     return result
+
+
+def _latencies(metrics: BenchMetrics) -> dict[str, float]:
+    result = {}
+    for name, latency in metrics.latencies.items():
+        result[f"mean_{name}_ms"] = latency.mean
+        result[f"median_{name}_ms"] = latency.median
+        result[f"std_{name}_ms"] = latency.std
+        for p, ms in latency.percentiles.items():
+            result[f"p{percentile_name(p)}_{name}_ms"] = ms
+    return result
+
+
+def _details(replies: Sequence[Reply]) -> dict[str, list[Any]]:
+    return {
+        "input_lens": [reply.prompt_tokens for reply in replies],
+        "output_lens": [reply.output_tokens for reply in replies],
+        "ttfts": [reply.ttft for reply in replies],
+        "itls": [reply.itls for reply in replies],
+        "latencies": [reply.latency for reply in replies],
+        "queue_times": [reply.queue_time for reply in replies],
+        "start_times": [reply.start for reply in replies],
+        "generated_texts": [reply.text for reply in replies],
+        "errors": [reply.error for reply in replies],
+    }
 
 
 def check_result_file(config: BenchConfig) -> None:

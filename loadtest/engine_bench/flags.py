@@ -25,6 +25,22 @@ def engine_parser(
 ) -> argparse.ArgumentParser:
     """The parser of the flags; ``shapes`` and ``dtypes`` are the names of both."""
     parser = CommandParser(prog="engine_bench", description=description)
+    _add_model(parser, shapes, dtypes)
+    _add_decode_steps(parser)
+    _add_device(parser)
+    parser.add_argument(
+        "--server",
+        action="store_true",
+        help="measure only the mixed load, through a server of the same model and over HTTP",
+    )
+    parser.add_argument("--out", type=output_file, metavar="FILE", help="write all figures as JSON")
+    _add_mixed_load(parser)
+    return parser
+
+
+def _add_model(
+    parser: argparse.ArgumentParser, shapes: Iterable[str], dtypes: Iterable[str]
+) -> None:
     parser.add_argument(
         "--model",
         default="qwen3-8b",
@@ -56,6 +72,9 @@ def engine_parser(
         choices=KV_BITS,
         help="quantize our keys and values, in groups of 64 (default: no)",
     )
+
+
+def _add_decode_steps(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--decode",
         type=positive,
@@ -92,6 +111,9 @@ def engine_parser(
         help="measure one engine; mlx-lm alone computes the model as it is, and not with our "
         "products and layers (default: both)",
     )
+
+
+def _add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tensor-parallel-size",
         type=positive,
@@ -111,14 +133,6 @@ def engine_parser(
         default=989e12,
         help="the device's arithmetic in operations per second (default: an H200's)",
     )
-    parser.add_argument(
-        "--server",
-        action="store_true",
-        help="measure only the mixed load, through a server of the same model and over HTTP",
-    )
-    parser.add_argument("--out", type=output_file, metavar="FILE", help="write all figures as JSON")
-    _add_mixed_load(parser)
-    return parser
 
 
 def _add_mixed_load(parser: argparse.ArgumentParser) -> None:

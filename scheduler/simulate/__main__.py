@@ -35,6 +35,13 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    _add_requests(parser)
+    _add_machine(parser)
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write all figures as JSON")
+    return parser
+
+
+def _add_requests(parser: argparse.ArgumentParser) -> None:
     load = parser.add_argument_group("requests")
     load.add_argument(
         "--trace", type=Path, metavar="FILE", help="JSON lines or CSV: ours, Azure's or Mooncake's"
@@ -67,6 +74,9 @@ def _parser() -> argparse.ArgumentParser:
         default=DEFAULTS.seed,
         help="seed of the generated requests (default: %(default)s)",
     )
+
+
+def _add_machine(parser: argparse.ArgumentParser) -> None:
     machine = parser.add_argument_group("machine and limits; the defaults are the machine's")
     machine.add_argument(
         "--machine",
@@ -90,8 +100,6 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="divide this memory into pages (default: as the machine does)",
     )
-    parser.add_argument("--json", type=Path, metavar="OUT", help="write all figures as JSON")
-    return parser
 
 
 def _bytes(value: str) -> int:

@@ -1,4 +1,4 @@
-"""The memory of one step: which rows and prompts fit together."""
+"""Adds up the memory of one step: its interface, and the choice between columns and pages."""
 
 from __future__ import annotations
 

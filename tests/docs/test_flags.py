@@ -20,7 +20,7 @@ PAGES = [
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+")
 BENCHMARKS = {"--minutes", "--out", "--rate", "--requests", "--restart", "--size", "--step-ms"}
 BENCHMARKS |= {"--decode", "--kv-gb", "--only", "--pages", "--speculative", "--trace"}
-BENCHMARKS |= {"--output-tokens", "--prompt-tokens", "--server"}
+BENCHMARKS |= {"--adapters", "--output-tokens", "--prompt-tokens", "--server"}
 PIP = {"--force-reinstall", "--no-cache-dir", "--no-deps", "--yes"}
 OTHERS = {"--build-arg", "--head", "--init", "--now", "--signal", "--stop-timeout", "--tasks"}
 

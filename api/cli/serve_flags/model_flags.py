@@ -19,6 +19,13 @@ from chairlift.engine.config import DEFAULT_MODEL
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the positional models and the group "Model"."""
+    _add_models(parser)
+    group = parser.add_argument_group("Model")
+    _add_loading(group)
+    _add_default_sampling(group)
+
+
+def _add_models(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         nargs="?",
@@ -35,7 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="further models behind the same server, each with an engine of its own; in a file, "
         "[[models]] tables give each its own flags (default: none)",
     )
-    add = parser.add_argument_group("Model").add_argument
+
+
+def _add_loading(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
     add(
         "--revision",
         metavar="NAME",
@@ -88,6 +98,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="serve only the text part of a vision model",
     )
+
+
+def _add_default_sampling(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
     add(
         "--generation-config",
         type=generation_config,

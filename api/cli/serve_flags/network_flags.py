@@ -24,7 +24,15 @@ _DEFAULTS = ServerSettings()
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the group "Network and access"."""
-    add = parser.add_argument_group("Network and access").add_argument
+    group = parser.add_argument_group("Network and access")
+    _add_connections(group)
+    _add_access(group)
+    _add_image_sources(group)
+    _add_status(group)
+
+
+def _add_connections(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
     add("--host", default=_DEFAULTS.host, help="address to listen on (default: %(default)s)")
     add(
         "--port",
@@ -46,6 +54,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="send a comment line on a stream that was silent for this long (default: %(default)g)",
     )
+
+
+def _add_access(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
     add(
         "--api-key",
         type=api_keys,
@@ -78,6 +90,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="allow web pages from this origin to call the API; may be repeated; * allows any "
         "(default: none)",
     )
+
+
+def _add_image_sources(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
     add(
         "--allowed-media-domains",
         action="append",
@@ -92,6 +108,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="read images of requests from below this folder, by file:/// URLs (default: none)",
     )
+
+
+def _add_status(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
     add("--no-ui", action="store_true", help="do not serve the status page at / or its events")
     add(
         "--metrics-port",

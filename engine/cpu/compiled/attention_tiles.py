@@ -10,7 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from chairlift.engine.cpu.compiled.llvm.row_attention import BESIDE, MAX_QUERIES, SPLIT, TILE
+from chairlift.engine.cpu.compiled.llvm.row_attention.kernel import MAX_QUERIES, TILE
+from chairlift.engine.cpu.compiled.llvm.row_attention.splits import BESIDE, SPLIT
 
 _local = threading.local()
 
@@ -72,7 +73,8 @@ def tiles_of(
     ]
     array = np.array(whole, np.int64).reshape(-1, 5)
     tokens, seen = array[:, 1], array[:, 3]
-    # Of each head of these, all splits: a thread goes on with the columns behind its last ones.
+    # For each head of these, one split after the other: so a thread that takes several tiles reads
+    # adjacent columns.
     heads = form.key_heads
     splits = np.repeat(-(-(seen + tokens - 1) // SPLIT), heads)
     sizes = np.where(splits > 1, splits, 0) * np.repeat(tokens, heads)

@@ -1,4 +1,4 @@
-"""Functions of each number of arrays with any strides, by ``llvm.maps``.
+"""Elementwise functions of arrays with any strides, by ``llvm.maps``.
 
 Each is False where it does not apply, and else adds a job that writes ``into``.
 

@@ -144,8 +144,8 @@ class ProgramChain:
                 self._write(number, threads)
 
     def repeat(self, number: int, start: int, stop: int, *own: tuple[int, Sequence[int]]) -> None:
-        """Gives a job of program ``start`` to the programs up to before ``stop``, too, until one of
-        them changes it. Call ``prepare`` before.
+        """Copies a job of program ``start`` to the same place of the programs behind it, as far as
+        before ``stop``. A program may change it later. Call ``prepare`` before.
 
         Args:
             number: the job's, in each of the programs.

@@ -25,7 +25,7 @@ from chairlift.engine.cpu.compiled.jobs import (
 from chairlift.engine.cpu.compiled.llvm import kernel as llvm_kernel
 from chairlift.engine.cpu.compiled.llvm.host_compiler import Function
 from chairlift.engine.cpu.compiled.llvm.kernel import Kernel
-from chairlift.engine.cpu.compiled.llvm.row_attention import MAX_QUERIES
+from chairlift.engine.cpu.compiled.llvm.row_attention.kernel import MAX_QUERIES
 from chairlift.engine.cpu.gemm import Floats
 
 
@@ -160,7 +160,7 @@ class AttentionJobs:
         self._new = [
             (new.ctypes.data, new.strides[0] // new.itemsize, *new.shape) for new in (keys, values)
         ]
-        # An address takes longer to ask for than the rest of a job's arguments.
+        # Getting an array's address takes longer than making a job's other arguments.
         self._addresses = scaled.ctypes.data, result.ctypes.data
         self._scale = np.array([scale], np.float32)
         self._given = _Given(sinks, softcap)

@@ -1,8 +1,8 @@
-"""Computes an attention layer's decode step in NumPy, from its input to its output.
+"""Replaces attention layers of known forms, and the decoder layers around them, for decode steps.
 
-In a small model rotary embedding, attention and a dozen small operations of MLX take as long as the
-matrix products between them. A layer is replaced only if a trial shows that the replacement
-computes the same.
+The replacements compute outside of MLX, from a layer's input to its output. In a small model rotary
+embedding, attention and a dozen small operations of MLX take as long as the matrix products between
+them. A layer is replaced only if a trial shows that the replacement computes the same.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _TRIAL = Trial(within_rms(1e-3), log, error="an attention layer is of another fo
 
 
 def install(model: Any) -> bool:
-    """Replaces the attention layers that have Llama's, Qwen's or Gemma's form, and host products,
-    and the decoder layers around them.
+    """Replaces the layers whose attention has Llama's, Qwen's or Gemma's form, and whose products
+    the host computes.
 
     Returns:
         Whether a kernel of the host reads the keys and values of all layers, also in float16.

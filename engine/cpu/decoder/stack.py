@@ -199,7 +199,7 @@ def _join(layer: Any, stack: DecoderStack, number: int) -> None:
             taken = stack.take(number, x, mask, cache)
             if taken is not None:
                 return taken
-            # It may still be the first of others.
+            # Compute the layers before this one, which may begin the next call.
             x = stack.flush(x)
             taken = stack.take(number, x, mask, cache)
             if taken is not None:

@@ -1,4 +1,4 @@
-"""Adds the steps of the operations that are not MLX's."""
+"""Adds the steps of the calls that a layer makes outside of MLX: products, MLPs, attention, ..."""
 
 from __future__ import annotations
 

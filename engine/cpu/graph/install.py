@@ -105,7 +105,7 @@ def _is_suitable(layer: Any) -> bool:
 
 
 def _has_graph(layer: Any, form: Form | None) -> bool:
-    """Whether a layer has steps, which it then has as ``graph``."""
+    """Gives a layer its attribute ``graph``; returns False if the graph has no steps."""
     if form is None:
         return False
     graph = GraphLayer(layer, form)

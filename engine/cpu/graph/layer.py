@@ -32,7 +32,8 @@ from chairlift.engine.model.trials.trial import Trial, elementwise
 log = logging.getLogger(__name__)
 
 TRIAL = Trial(elementwise(1e-3), log, error="a decoder layer has no steps: %s")
-# The names of an argument with a mask: for attention, and for states, of which it hides none.
+# Names of arguments with a mask: for attention; and for recurrent layers, where it may hide no
+# token.
 MASKS = ("mask", "attention_mask", "attn_mask")
 STATE_MASKS = ("mamba_mask",)
 
@@ -104,7 +105,7 @@ class GraphLayer:
             return False
         if any(given.get(name) is not offset for name in self._form.positions):
             return False
-        # Nothing in a graph masks states.
+        # The graph of a recurrent layer applies no mask.
         masks = () if attention is None and state is not None else MASKS
         known = {CACHE, *masks, *self._form.positions, *lowered.others}
         if not all(_is_nothing(name, value) for name, value in given.items() if name not in known):

@@ -66,7 +66,7 @@ class TracedCache:
         return keys, values
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        """What was written to the cache; arrays stand for it if another layer has."""
+        """The arrays written to the cache; if another layer writes them, recorded reads."""
         for heads, dim in () if self.fetched else self._kept:
             read = record(KeptRead(), [], (self.offset.size, heads, 1, dim))
             assert read is not None

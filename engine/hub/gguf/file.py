@@ -207,7 +207,7 @@ class _Cursor:
         return self._strings(1)[0]
 
     def _strings(self, count: int) -> list[str]:
-        """Reads strings, each after its length. A vocabulary has so many that calls would count."""
+        """Reads strings, each after its length; in one loop, since a vocabulary has very many."""
         data, size, end = self._data, len(self._data), self.position
         strings = []
         try:

@@ -1,5 +1,7 @@
-"""gemma2: capped scores, which kernels over pages compute, and on the CPU the steps of a layer's
-graph or the host; else the model does.
+"""gemma2: lets faster code than the model's own compute attention with capped scores.
+
+That is a kernel over pages, and on the CPU a step of the layer's graph (``engine.cpu.graph``) or
+NumPy. Elsewhere the model computes it.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ class AttendCapped(Protocol):
 
 
 class CappedAttention(gemma2.Attention):  # type: ignore[misc]
-    """Attention that leaves its scores to a kernel if the cache is pages, or says what they are.
+    """Attention that a kernel computes if the cache is pages, and that can be recorded as a call.
 
     Attributes:
         on_host: computes attention to columns; None: the model does.

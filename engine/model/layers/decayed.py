@@ -151,7 +151,7 @@ def _ssm_attn(
             within = mx.arange(x.shape[1]) < lengths[:, None]
             valid = within if mask is None else within & mask
         if valid is not None:
-            # Without time, a token changes nothing.
+            # A token whose time step is 0 changes no state.
             dt = mx.where(valid[..., None], dt, 0)
         logs = -mx.exp(a_log.astype(mx.float32)) * dt
         y, new_state = _computed(c, b, dt[..., None] * x, logs, state, kernel)
@@ -163,7 +163,7 @@ def _ssm_attn(
 
 
 def _as_type(state: mx.array, dtype: mx.Dtype) -> mx.array:
-    """The state in another type; itself, and no handle of its own, if it has this type."""
+    """The state in another type; the same object if it has this type already."""
     return state if state.dtype == dtype else state.astype(dtype)
 
 

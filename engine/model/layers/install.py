@@ -1,4 +1,4 @@
-"""Replaces what the layers of a model call."""
+"""Replaces slow functions and modules that the layers of a model call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from chairlift.engine.model.layers import decayed, depthwise, gated_delta, head_
 
 
 class Kernels(NamedTuple):
-    """A device's kernels, which compute what they take; None: it has none.
+    """A device's kernels; None where it has none.
 
     Attributes:
         gated_delta: for the gated delta rule.
@@ -22,7 +22,7 @@ class Kernels(NamedTuple):
 
 
 def install(model: Any, kernels: Kernels | None = None) -> bool:
-    """Replaces all of them; on Metal not those for which mlx-lm has kernels.
+    """Replaces those of this package; on Metal not those for which mlx-lm has kernels.
 
     Returns:
         Whether any layer may call one of the ``kernels``.

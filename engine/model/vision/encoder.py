@@ -95,9 +95,10 @@ class ImageEncoder:
         return sum(embeddings.nbytes for embeddings in self._kept.values())
 
     def begin(self, request_id: str, prompt: Sequence[int], images: Sequence[PromptImage]) -> None:
-        """Registers a request's images, or what the model has to know of its prompt besides.
+        """Registers a request's images.
 
-        That is which tokens see those behind them, or where the prompt ends.
+        Without images, a prompt is registered only if the model has to know which of its tokens see
+        those behind them, or where it ends.
 
         Raises:
             ValueError: the model does not see, or an image does not fit it.

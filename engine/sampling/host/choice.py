@@ -1,4 +1,4 @@
-"""Chooses the next token of each row from its logits after bias, penalties and mask."""
+"""``sampling.choice`` on a CPU: chooses each row's next token by compiled functions."""
 
 from __future__ import annotations
 

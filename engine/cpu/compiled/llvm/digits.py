@@ -25,8 +25,6 @@ def token_bytes(inputs: int, group: int) -> int:
 
 def digits(lanes: int) -> str:
     """The function ``digits`` of ``llvm.dot.DotKernel``, for registers of ``lanes`` numbers."""
-    floats, integers, octets = f"<{lanes} x float>", f"<{lanes} x i32>", f"<{lanes} x i8>"
-    half, shift = (splat(value, lanes, "i32") for value in (128, 8))
     body = f"""
   %size = mul i64 %group, {DIGITS}
   %record = add i64 %size, {HEAD_BYTES}
@@ -47,7 +45,26 @@ groups_loop:
   %middle = getelementptr i8, ptr %upper, i64 %group
   %lower = getelementptr i8, ptr %middle, i64 %group
   br label %largest
-largest:
+{_scale(lanes)}
+{_digits(lanes)}
+group_end:
+  %sum = call i32 @llvm.vector.reduce.add.v{lanes}i32(<{lanes} x i32> %sums_next)
+  %sum_float = sitofp i32 %sum to float
+  %sum_scaled = fmul float %sum_float, %factor
+  %sp = getelementptr float, ptr %rg, i64 1
+  store float %sum_scaled, ptr %sp, align 4
+  %g_next = add i64 %g, 1
+  %g_more = icmp ult i64 %g_next, %groups
+  br i1 %g_more, label %groups_loop, label %part_end
+"""
+    function = shared("digits", "ptr %x, ptr %records, i64 %groups, i64 %group", body)
+    return f"{_rounding(lanes)}\n{function}"
+
+
+def _scale(lanes: int) -> str:
+    """Finds the largest number of a group, and writes the scale that makes whole numbers of all."""
+    floats = f"<{lanes} x float>"
+    return f"""largest:
   %i = phi i64 [0, %groups_loop], [%i_next, %largest]
   %most = phi {floats} [zeroinitializer, %groups_loop], [%most_next, %largest]
   %odd = phi {floats} [zeroinitializer, %groups_loop], [%odd_next, %largest]
@@ -71,8 +88,14 @@ scale:
   {spread("%units_all", "%units", lanes)}
   %factor = fadd float %unit, %nan
   store float %factor, ptr %rg, align 4
-  br label %numbers
-numbers:
+  br label %numbers"""
+
+
+def _digits(lanes: int) -> str:
+    """Rounds the scaled numbers of a group, and writes their digits."""
+    floats, integers, octets = f"<{lanes} x float>", f"<{lanes} x i32>", f"<{lanes} x i8>"
+    half, shift = (splat(value, lanes, "i32") for value in (128, 8))
+    return f"""numbers:
   %n = phi i64 [0, %scale], [%n_next, %numbers]
   %sums = phi {integers} [zeroinitializer, %scale], [%sums_next, %numbers]
   %np = getelementptr float, ptr %xg, i64 %n
@@ -95,19 +118,7 @@ numbers:
   store {octets} %l_bytes, ptr %lp, align 1
   %n_next = add i64 %n, {lanes}
   %n_more = icmp ult i64 %n_next, %group
-  br i1 %n_more, label %numbers, label %group_end
-group_end:
-  %sum = call i32 @llvm.vector.reduce.add.v{lanes}i32({integers} %sums_next)
-  %sum_float = sitofp i32 %sum to float
-  %sum_scaled = fmul float %sum_float, %factor
-  %sp = getelementptr float, ptr %rg, i64 1
-  store float %sum_scaled, ptr %sp, align 4
-  %g_next = add i64 %g, 1
-  %g_more = icmp ult i64 %g_next, %groups
-  br i1 %g_more, label %groups_loop, label %part_end
-"""
-    function = shared("digits", "ptr %x, ptr %records, i64 %groups, i64 %group", body)
-    return f"{_rounding(lanes)}\n{function}"
+  br i1 %n_more, label %numbers, label %group_end"""
 
 
 def _rounding(lanes: int) -> str:
@@ -118,7 +129,7 @@ def _rounding(lanes: int) -> str:
 
 
 def _rounded(lanes: int, numbers: str) -> str:
-    """Rounds float32 numbers to whole numbers. Any number stands for one that is not finite."""
+    """Rounds float32 numbers to whole numbers; what NaN or infinity give is arbitrary."""
     more = "<16 x i32> zeroinitializer, i16 -1, i32 4" if lanes == 16 else ""
     arguments = ", ".join(filter(None, [f"<{lanes} x float> {numbers}", more]))
     return f"call <{lanes} x i32> @{_rounding_name(lanes)}({arguments})"

@@ -86,8 +86,23 @@ def _block(kind: str) -> str:
         f"%digits = mul i64 %group, {DIGITS}",
         f"%step = add i64 %digits, {HEAD_BYTES}",
         "%last = sub i64 %groups, 1",
+        *_memory(),
+        *_first_groups(kind),
+        *_groups_loop(kind),
+        "finish:",
+        "call void @scale_tokens(i64 1, ptr %at, ptr %xg, ptr %tiles1, ptr %sums1, "
+        "i64 %tokens, i64 %token)",
+        "br label %write",
+        *_write(),
+        "ret void",
+        "}",
     ]
-    lines += [
+    return "\n".join(lines)
+
+
+def _memory() -> list[str]:
+    """Memory for the unpacked codes of two groups, and the sums, which start at 0, of each half."""
+    lines = [
         f"%bytes.{number} = alloca [{_MOST_INPUTS // QUAD * _LINE} x i8], align 64"
         for number in range(2)
     ]
@@ -97,14 +112,25 @@ def _block(kind: str) -> str:
             f"%sums{wide} = alloca [{ROWS * _LANES} x float], align 64",
             f"store [{ROWS} x <{_LANES} x float>] zeroinitializer, ptr %sums{wide}, align 64",
         ]
-    lines += _codes_at(kind, "%w", "%bytes.0", "0")
-    lines += [
+    return lines
+
+
+def _first_groups(kind: str) -> list[str]:
+    """Unpacks the first two groups, and multiplies the first one by the first half."""
+    return [
+        *_codes_at(kind, "%w", "%bytes.0", "0"),
         "%w.1 = getelementptr i8, ptr %w, i64 %record",
         "%some = icmp ne i64 %last, 0",
         "%w.second = select i1 %some, ptr %w.1, ptr %w",
         *_codes_at(kind, "%w.second", "%bytes.1", "1"),
         f"call void @multiply_{kind}_0(ptr %codes0, ptr %x, i64 %group, i64 %token)",
         "br label %groups_loop",
+    ]
+
+
+def _groups_loop(kind: str) -> list[str]:
+    """The loop over the groups, up to a jump to ``finish``; see ``_block``."""
+    return [
         "groups_loop:",
         "%g = phi i64 [0, %entry], [%g_next, %group_end]",
         "%at = phi ptr [%w, %entry], [%at_next, %group_end]",
@@ -135,36 +161,37 @@ def _block(kind: str) -> str:
         "call void @scale_tokens(i64 0, ptr %at, ptr %xg, ptr %tiles0, ptr %sums0, "
         "i64 %tokens, i64 %token)",
         "%at_third = getelementptr i8, ptr %at_next, i64 %record",
-    ]
-    if BITS[kind] == 4:
-        lines += [
-            "%g_third = add i64 %g, 2",
-            "%any = icmp ule i64 %g_third, %last",
-            "%codes_third = bitcast ptr %codes to ptr",
-            "br i1 %any, label %unpack, label %group_end",
-            "unpack:",
-            f"%packed_third = getelementptr i8, ptr %at_third, i64 {_HEAD}",
-            f"call void @unpack_{kind}(ptr %packed_third, ptr %codes_third, i64 %units)",
-            "br label %group_end",
-        ]
-    else:
-        lines += [
-            f"%codes_third = getelementptr i8, ptr %at_third, i64 {_HEAD}",
-            "br label %group_end",
-        ]
-    lines += [
+        *_third_group(kind),
+        "br label %group_end",
         "group_end:",
         "br i1 %more, label %groups_loop, label %finish",
-        "finish:",
-        "call void @scale_tokens(i64 1, ptr %at, ptr %xg, ptr %tiles1, ptr %sums1, "
-        "i64 %tokens, i64 %token)",
-        "br label %write",
+    ]
+
+
+def _third_group(kind: str) -> list[str]:
+    """Unpacks the group after next, if there is one, where the codes of this group were."""
+    if BITS[kind] != 4:
+        return [f"%codes_third = getelementptr i8, ptr %at_third, i64 {_HEAD}"]
+    return [
+        "%g_third = add i64 %g, 2",
+        "%any = icmp ule i64 %g_third, %last",
+        "%codes_third = bitcast ptr %codes to ptr",
+        "br i1 %any, label %unpack, label %group_end",
+        "unpack:",
+        f"%packed_third = getelementptr i8, ptr %at_third, i64 {_HEAD}",
+        f"call void @unpack_{kind}(ptr %packed_third, ptr %codes_third, i64 %units)",
+    ]
+
+
+def _write() -> list[str]:
+    """Writes the sums of all tokens to the result."""
+    floats = f"<{_LANES} x float>"
+    lines = [
         "write:",
         "%t = phi i64 [0, %finish], [%t_next, %write]",
         "%yo = mul i64 %t, %stride",
         "%yp = getelementptr float, ptr %y, i64 %yo",
     ]
-    floats = f"<{_LANES} x float>"
     for wide in range(WIDE):
         lines += [
             f"%sp{wide} = getelementptr {floats}, ptr %sums{wide}, i64 %t",
@@ -172,15 +199,13 @@ def _block(kind: str) -> str:
             f"%yp{wide} = getelementptr {floats}, ptr %yp, i64 {wide}",
             f"store {floats} %s{wide}, ptr %yp{wide}, align 4",
         ]
-    lines += [
+    return [
+        *lines,
         "%t_next = add i64 %t, 1",
         "%t_more = icmp ult i64 %t_next, %tokens",
         "br i1 %t_more, label %write, label %end",
         "end:",
-        "ret void",
-        "}",
     ]
-    return "\n".join(lines)
 
 
 def _codes_at(kind: str, record: str, buffer: str, name: str) -> list[str]:
@@ -285,7 +310,7 @@ def _scale() -> str:
 
 
 def _unpack(kind: str) -> str:
-    """A function that writes what stands for the codes of a group, packed in 4 bits, as bytes."""
+    """A function that unpacks a group's codes of 4 bits to the numbers to multiply, as bytes."""
     octets = f"<{_ROW_BYTES} x i8>"
     low, up = (", ".join([f"i8 {number}"] * _ROW_BYTES) for number in (15, 4))
     lines = []

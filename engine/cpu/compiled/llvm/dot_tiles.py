@@ -32,7 +32,6 @@ def dot_tile(kind: str, lanes: int, tokens: int) -> str:
     """
     floats = f"<{lanes} x float>"
     results = [(token, wide) for token in range(tokens) for wide in range(WIDE)]
-    last = QUADS[kind] - 1
     lines = [
         f"define internal void @dot_{kind}_{tokens}(ptr %w, ptr %x, ptr %y, i64 %groups, "
         "i64 %record, i64 %units, i64 %group, i64 %token, i64 %stride) {",
@@ -61,7 +60,29 @@ def dot_tile(kind: str, lanes: int, tokens: int) -> str:
         f"%codes = getelementptr i8, ptr %at, i64 {WIDE * lanes * 8}",
         *_units(kind, lanes, tokens),
         "group_end:",
+        *_scaled_group(kind, lanes, tokens),
+        "%g_next = add i64 %g, 1",
+        "%at_next = getelementptr i8, ptr %at, i64 %record",
+        "%xg_next = add i64 %xg, %step",
+        "%g_more = icmp ult i64 %g_next, %groups",
+        "br i1 %g_more, label %groups_loop, label %end",
+        "end:",
     ]
+    for token, wide in results:
+        name = f"{token}_{wide}"
+        lines += [
+            f"%yp{name} = getelementptr {floats}, ptr %y{token}, i64 {wide}",
+            f"store {floats} %n{name}, ptr %yp{name}, align 4",
+        ]
+    return "\n".join([*lines, "ret void", "}"])
+
+
+def _scaled_group(kind: str, lanes: int, tokens: int) -> list[str]:
+    """Scales the whole sums ``%r`` of a group, and adds them to the sums ``%s``: ``%n``."""
+    floats = f"<{lanes} x float>"
+    results = [(token, wide) for token in range(tokens) for wide in range(WIDE)]
+    last = QUADS[kind] - 1
+    lines = []
     for wide in range(WIDE):
         lines += [
             f"%sp{wide} = getelementptr {floats}, ptr %at, i64 {wide}",
@@ -85,21 +106,7 @@ def dot_tile(kind: str, lanes: int, tokens: int) -> str:
             (f"%scale{wide}", f"%bias{wide}"),
             f"%s{name}",
         )
-    lines += [
-        "%g_next = add i64 %g, 1",
-        "%at_next = getelementptr i8, ptr %at, i64 %record",
-        "%xg_next = add i64 %xg, %step",
-        "%g_more = icmp ult i64 %g_next, %groups",
-        "br i1 %g_more, label %groups_loop, label %end",
-        "end:",
-    ]
-    for token, wide in results:
-        name = f"{token}_{wide}"
-        lines += [
-            f"%yp{name} = getelementptr {floats}, ptr %y{token}, i64 {wide}",
-            f"store {floats} %n{name}, ptr %yp{name}, align 4",
-        ]
-    return "\n".join([*lines, "ret void", "}"])
+    return lines
 
 
 def _units(kind: str, lanes: int, tokens: int) -> list[str]:
@@ -177,7 +184,7 @@ def _apart(kind: str, lanes: int, wide: int) -> list[str]:
 
 
 def numbers(kind: str, lanes: int, codes: str) -> str:
-    """The whole numbers that stand for codes of 4 bits, a byte each; see ``quantized``."""
+    """Converts codes of 4 bits, a byte each, to the numbers to multiply; see ``quantized``."""
     octets = f"<{4 * lanes} x i8>"
     if kind != "e2m1":
         return f"bitcast {octets} {codes} to {octets}"

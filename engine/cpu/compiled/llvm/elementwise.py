@@ -1,4 +1,4 @@
-"""Functions of single tokens between products, in LLVM's language; see ``llvm.kernel``.
+"""What happens to a token between products, in LLVM's language; see ``llvm.kernel``.
 
 The parts are tokens unless it says otherwise, and their numbers are a multiple of a register's.
 

@@ -148,10 +148,13 @@ def _source() -> str:
         declared, pause = "declare void @llvm.aarch64.hint(i32)", "@llvm.aarch64.hint(i32 1)"
     else:
         declared, pause = "declare void @llvm.x86.sse2.pause()", "@llvm.x86.sse2.pause()"
-    return f"""
-{declared}
-declare i32 @sched_yield()
+    functions = [_wait(pause), _RUN, _RUN_ALL, _serve(pause)]
+    return "\n".join([declared, "declare i32 @sched_yield()", *functions])
 
+
+def _wait(pause: str) -> str:
+    """A function that returns when a counter has reached a number."""
+    return f"""
 define internal void @wait(ptr %number, i64 %wanted) {{
 entry:
   br label %look
@@ -173,7 +176,11 @@ again:
 end:
   ret void
 }}
+"""
 
+
+# The functions ``run`` and ``run_all`` of ``Pool``.
+_RUN = f"""
 define void @run(ptr %state, ptr %job) {{
 entry:
   %published = getelementptr i64, ptr %state, i64 {PUBLISHED}
@@ -192,7 +199,9 @@ entry:
   call void @wait(ptr %readers, i64 0)
   ret void
 }}
+"""
 
+_RUN_ALL = f"""
 define void @run_all(ptr %state, ptr %jobs, i64 %number, i64 %may_share) {{
 entry:
   %allowed = icmp ne i64 %may_share, 0
@@ -233,7 +242,12 @@ over:
 end:
   ret void
 }}
+"""
 
+
+def _serve(pause: str) -> str:
+    """The function ``serve`` of ``Pool``."""
+    return f"""
 define i64 @serve(ptr %state, i64 %known, i64 %pauses) {{
 entry:
   %published = getelementptr i64, ptr %state, i64 {PUBLISHED}

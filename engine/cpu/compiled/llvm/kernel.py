@@ -15,11 +15,12 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from chairlift.engine.cpu.compiled.llvm import attention, elementwise, quantized, row_attention
+from chairlift.engine.cpu.compiled.llvm import attention, elementwise, quantized
 from chairlift.engine.cpu.compiled.llvm.attention import WIDE
 from chairlift.engine.cpu.compiled.llvm.host_compiler import Function, host_compiler
 from chairlift.engine.cpu.compiled.llvm.jobs import LINE_BYTES
 from chairlift.engine.cpu.compiled.llvm.panels import Registers, groups, panels
+from chairlift.engine.cpu.compiled.llvm.row_attention import kernel as row_attention
 from chairlift.engine.cpu.compiled.llvm.softmax import loaded
 from chairlift.engine.cpu.compiled.llvm.tiles import tile
 

@@ -1,4 +1,4 @@
-"""Functions of each number of arrays with any strides, and sums of lines, in LLVM's language.
+"""Elementwise functions of arrays with any strides, and sums of lines, in LLVM's language.
 
 A line is the last axis; a part is one line. Lines have up to three further axes. Arguments of all
 functions: the addresses of the inputs and of the result, the numbers of a line, and the sizes of

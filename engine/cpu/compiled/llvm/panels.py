@@ -72,7 +72,7 @@ def find_group() -> str:
 
 
 def _shared(name: str, kind: str, arguments: str, body: str, registers: Registers) -> str:
-    """See ``llvm.jobs.shared``; with what quantized weights need besides."""
+    """As ``llvm.jobs.shared``, with a buffer and a further argument for quantized weights."""
     if kind not in quantized.BITS:
         return shared(name, arguments, body)
     buffer = f"%buffer = alloca [{_BLOCK * WIDE * registers.lanes} x float], align 64"

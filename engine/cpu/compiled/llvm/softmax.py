@@ -147,7 +147,7 @@ define internal {vector} @tangent({vector} %x) alwaysinline {{
 
 def capping(lanes: int) -> str:
     """A function that bounds a query's scores of a block: ``cap * tanh(score / cap)``."""
-    vector, _integers = f"<{lanes} x float>", f"<{lanes} x i32>"
+    vector = f"<{lanes} x float>"
     return f"""
 define internal void @bound(ptr %s, i64 %count, float %cap) {{
 entry:
@@ -175,19 +175,6 @@ def softmax(lanes: int) -> str:
     so far; what was summed relative to a lower one is made smaller.
     """
     vector, integers = f"<{lanes} x float>", f"<{lanes} x i32>"
-    numbers = ", ".join(f"i32 {lane}" for lane in range(lanes))
-    read = """
-  %{p}at = getelementptr float, ptr %s, i64 %{p}j
-  %{p}score = load {vector}, ptr %{p}at, align 4
-  %{p}j32 = trunc i64 %{p}j to i32
-  %{p}j0 = insertelement {integers} poison, i32 %{p}j32, i32 0
-  %{p}js = shufflevector {integers} %{p}j0, {integers} poison, {integers} zeroinitializer
-  %{p}place = add {integers} %{p}js, <{numbers}>
-  %{p}seen = icmp slt {integers} %{p}place, %limit"""
-    first, second = (
-        read.format(p=p, vector=vector, integers=integers, numbers=numbers) for p in "ab"
-    )
-    least, start = splat(LEAST, lanes), f"{vector} poison, float"
     return f"""
 declare float @llvm.vector.reduce.fmax.v{lanes}f32({vector})
 define internal void @softmax(ptr %s, i64 %seen, i64 %count, ptr %max, ptr %sum, ptr %mixed,
@@ -198,9 +185,40 @@ entry:
   %limit0 = insertelement {integers} poison, i32 %limit32, i32 0
   %limit = shufflevector {integers} %limit0, {integers} poison, {integers} zeroinitializer
   br label %highest
-highest:
+{_highest(lanes)}
+{_weigh(lanes)}
+{_rescale(lanes)}
+end:
+  ret void
+}}
+"""
+
+
+def _seen_scores(loop: str, lanes: int) -> str:
+    """Reads a register of scores, and finds which of their columns the query sees.
+
+    Args:
+        loop: the beginning of the names in the loop over the columns.
+    """
+    vector, integers = f"<{lanes} x float>", f"<{lanes} x i32>"
+    numbers = ", ".join(f"i32 {lane}" for lane in range(lanes))
+    return f"""%{loop}at = getelementptr float, ptr %s, i64 %{loop}j
+  %{loop}score = load {vector}, ptr %{loop}at, align 4
+  %{loop}j32 = trunc i64 %{loop}j to i32
+  %{loop}j0 = insertelement {integers} poison, i32 %{loop}j32, i32 0
+  %{loop}js = shufflevector {integers} %{loop}j0, {integers} poison, {integers} zeroinitializer
+  %{loop}place = add {integers} %{loop}js, <{numbers}>
+  %{loop}seen = icmp slt {integers} %{loop}place, %limit"""
+
+
+def _highest(lanes: int) -> str:
+    """Finds the highest score of the columns that the query sees, and of those before."""
+    vector, integers = f"<{lanes} x float>", f"<{lanes} x i32>"
+    least = splat(LEAST, lanes)
+    return f"""highest:
   %aj = phi i64 [0, %entry], [%aj_next, %highest]
-  %top = phi {vector} [{least}, %entry], [%top_next, %highest]{first}
+  %top = phi {vector} [{least}, %entry], [%top_next, %highest]
+  {_seen_scores("a", lanes)}
   %visible = select <{lanes} x i1> %aseen, {vector} %ascore, {vector} {least}
   %higher = fcmp ogt {vector} %visible, %top
   %top_next = select <{lanes} x i1> %higher, {vector} %visible, {vector} %top
@@ -212,12 +230,18 @@ found:
   %rises = fcmp ogt float %block_max, %old
   %new = select i1 %rises, float %block_max, float %old
   store float %new, ptr %max, align 4
-  %new0 = insertelement {start} %new, i32 0
+  %new0 = insertelement {vector} poison, float %new, i32 0
   %news = shufflevector {vector} %new0, {vector} poison, {integers} zeroinitializer
-  br label %weigh
-weigh:
+  br label %weigh"""
+
+
+def _weigh(lanes: int) -> str:
+    """Turns the scores into weights, and adds these to the sum of weights."""
+    vector, integers = f"<{lanes} x float>", f"<{lanes} x i32>"
+    return f"""weigh:
   %bj = phi i64 [0, %found], [%bj_next, %weigh]
-  %total = phi {vector} [zeroinitializer, %found], [%total_next, %weigh]{second}
+  %total = phi {vector} [zeroinitializer, %found], [%total_next, %weigh]
+  {_seen_scores("b", lanes)}
   %below = fsub {vector} %bscore, %news
   %power = call {vector} @exponential({vector} %below)
   %weight = select <{lanes} x i1> %bseen, {vector} %power, {vector} zeroinitializer
@@ -230,7 +254,7 @@ weighed:
   %block_sum = call reassoc float @llvm.vector.reduce.fadd.v{lanes}f32(float -0.0,
                                                                         {vector} %total_next)
   %drop = fsub float %old, %new
-  %drop0 = insertelement {start} %drop, i32 0
+  %drop0 = insertelement {vector} poison, float %drop, i32 0
   %drops = shufflevector {vector} %drop0, {vector} poison, {integers} zeroinitializer
   %factors = call {vector} @exponential({vector} %drops)
   %factor = extractelement {vector} %factors, i32 0
@@ -238,8 +262,13 @@ weighed:
   %sum_less = fmul float %sum_old, %factor
   %sum_new = fadd float %sum_less, %block_sum
   store float %sum_new, ptr %sum, align 4
-  br i1 %rises, label %rescale, label %end
-rescale:
+  br i1 %rises, label %rescale, label %end"""
+
+
+def _rescale(lanes: int) -> str:
+    """Makes the sums of values smaller if the highest score has risen."""
+    vector = f"<{lanes} x float>"
+    return f"""rescale:
   %o = phi i64 [0, %weighed], [%o_next, %rescale]
   %op = getelementptr float, ptr %mixed, i64 %o
   %ov = load {vector}, ptr %op, align 4
@@ -247,11 +276,7 @@ rescale:
   store {vector} %os, ptr %op, align 4
   %o_next = add i64 %o, {lanes}
   %o_more = icmp ult i64 %o_next, %width
-  br i1 %o_more, label %rescale, label %end
-end:
-  ret void
-}}
-"""
+  br i1 %o_more, label %rescale, label %end"""
 
 
 def merging(lanes: int) -> str:

@@ -50,11 +50,15 @@ def batched() -> dict[type, type]:
     """The classes that replace those of mlx-vlm."""
     from mlx_vlm.models.deepseek_v41 import language
 
-    base_attention: Any = language.DeepseekV41Attention
-    base_indexer: Any = language.Indexer
-    base: Any = language.LanguageModel
+    return {
+        language.Indexer: _indexer(language),
+        language.DeepseekV41Attention: _attention(language),
+        language.LanguageModel: _language_model(language),
+    }
 
-    class RowIndexer(base_indexer):  # type: ignore[misc]
+
+def _indexer(language: Any) -> type:
+    class RowIndexer(language.Indexer):  # type: ignore[misc]
         """Restricts each row's queries to the groups that are complete in that row."""
 
         def keys(self, latent: mx.array, positions: mx.array) -> Any:
@@ -90,7 +94,11 @@ def batched() -> dict[type, type]:
                 x, positions, self.rope_head_dim, self.rope_theta, self.yarn
             )
 
-    class RowAttention(base_attention):  # type: ignore[misc]
+    return RowIndexer
+
+
+def _attention(language: Any) -> type:
+    class RowAttention(language.DeepseekV41Attention):  # type: ignore[misc]
         """Attention to a row's window, and to the chosen ones of its groups."""
 
         def _window_part(self, x: mx.array, start_pos: Any, cache: Any) -> Any:
@@ -147,7 +155,11 @@ def batched() -> dict[type, type]:
                 parts.append(self.indexer.keys(latent, positions))
             return mx.concatenate(parts, axis=-1)
 
-    class RowLanguageModel(base):  # type: ignore[misc]
+    return RowAttention
+
+
+def _language_model(language: Any) -> type:
+    class RowLanguageModel(language.LanguageModel):  # type: ignore[misc]
         """A language model with caches of rows."""
 
         def __call__(
@@ -187,7 +199,7 @@ def batched() -> dict[type, type]:
             """A step's layers, as the model calls them."""
             return [StepLayers(layers, len(self.layers))]
 
-    return {base_attention: RowAttention, base_indexer: RowIndexer, base: RowLanguageModel}
+    return RowLanguageModel
 
 
 def _caches(attention: Any) -> Any:

@@ -1,5 +1,6 @@
-"""gemma4: an image's tokens see each other in both directions, wherever a chunk begins; and as
-``model.adapters.gemma4_text``.
+"""gemma4: an image's tokens see each other in both directions, wherever a chunk begins.
+
+Layers without keys of their own are adapted as in ``model.adapters.gemma4_text``.
 """
 
 from __future__ import annotations

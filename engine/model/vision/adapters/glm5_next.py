@@ -15,11 +15,15 @@ def batched() -> dict[type, type]:
     """The classes that replace those of mlx-vlm."""
     from mlx_vlm.models.glm5_next import language
 
-    base_attention: Any = language.Glm5NextAttention
-    base_indexer: Any = language.Glm5NextIndexer
-    base: Any = language.LanguageModel
+    return {
+        language.Glm5NextIndexer: _indexer(language),
+        language.Glm5NextAttention: _attention(language),
+        language.LanguageModel: _language_model(language),
+    }
 
-    class RowIndexer(base_indexer):  # type: ignore[misc]
+
+def _indexer(language: Any) -> type:
+    class RowIndexer(language.Glm5NextIndexer):  # type: ignore[misc]
         """Chooses the tokens that each query of a row reads."""
 
         def chosen(self, x: mx.array, q_residual: mx.array, layer: PooledLayer) -> mx.array:
@@ -54,7 +58,11 @@ def batched() -> dict[type, type]:
             flat = (each.reshape(rows, groups * size, -1) for each in (keys, gates))
             return self._compress_pools(*flat)
 
-    class RowAttention(base_attention):  # type: ignore[misc]
+    return RowIndexer
+
+
+def _attention(language: Any) -> type:
+    class RowAttention(language.Glm5NextAttention):  # type: ignore[misc]
         """Attention of rows to the chosen tokens."""
 
         def __call__(
@@ -85,7 +93,11 @@ def batched() -> dict[type, type]:
             )
             return self.o_proj(mixed), chosen
 
-    class RowLanguageModel(base):  # type: ignore[misc]
+    return RowAttention
+
+
+def _language_model(language: Any) -> type:
+    class RowLanguageModel(language.LanguageModel):  # type: ignore[misc]
         """A language model with caches of rows."""
 
         def make_row_caches(self) -> list[Any]:
@@ -95,11 +107,7 @@ def batched() -> dict[type, type]:
                 for layer in self.layers
             ]
 
-    return {
-        base_attention: RowAttention,
-        base_indexer: RowIndexer,
-        base: RowLanguageModel,
-    }
+    return RowLanguageModel
 
 
 def _attention_caches(attention: Any) -> Any:

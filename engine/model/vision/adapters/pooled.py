@@ -1,8 +1,8 @@
-"""Groups of ``ratio`` tokens that become one entry each, in other steps for other rows.
+"""Groups of ``ratio`` tokens that become one entry each, in different steps for different rows.
 
-A group's entry is in the column of its last token, in a ring with a column for each token. What the
-tokens of an incomplete group bring is in a window of ``ratio`` tokens. So everything works that
-works with rings, as in ``adapters.deepseek_v41``.
+A group's entry is in the column of its last token, in a ring with a column for each token. The
+inputs of an incomplete group's tokens are in a window of ``ratio`` tokens. So rows can be rewound,
+shared and stored like those of any ring, as in ``adapters.deepseek_v41``.
 """
 
 from __future__ import annotations

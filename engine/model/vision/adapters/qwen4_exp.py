@@ -39,11 +39,15 @@ def batched() -> dict[type, type]:
     """The classes that replace those of mlx-vlm."""
     from mlx_vlm.models.qwen4_exp import language
 
-    base_embedding: Any = language.Qwen4ExpNGramEmbedding
-    base_indexer: Any = language.Qwen4ExpQSAIndexer
-    base: Any = language.LanguageModel
+    return {
+        language.Qwen4ExpNGramEmbedding: _embedding(language),
+        language.Qwen4ExpQSAIndexer: _indexer(language),
+        language.LanguageModel: _language_model(language),
+    }
 
-    class RowEmbedding(base_embedding):  # type: ignore[misc]
+
+def _embedding(language: Any) -> type:
+    class RowEmbedding(language.Qwen4ExpNGramEmbedding):  # type: ignore[misc]
         """Keeps the last tokens as differences from the end of a text.
 
         Zeros are then the state before a row's first token. Files of prefixes have floats only.
@@ -59,7 +63,11 @@ def batched() -> dict[type, type]:
             cache[_LAST_TOKENS] = last.astype(mx.float32)
             return embeddings
 
-    class RowIndexer(base_indexer):  # type: ignore[misc]
+    return RowEmbedding
+
+
+def _indexer(language: Any) -> type:
+    class RowIndexer(language.Qwen4ExpQSAIndexer):  # type: ignore[misc]
         """Chooses the blocks that each query of a row reads."""
 
         def select_from_projected(self, qk: mx.array, cache: Any, position_ids: Any) -> Any:
@@ -116,7 +124,11 @@ def batched() -> dict[type, type]:
             seen = by_column | is_tail | (complete <= self.block_topk)
             return (seen & (columns < ends))[:, None]
 
-    class RowLanguageModel(base):  # type: ignore[misc]
+    return RowIndexer
+
+
+def _language_model(language: Any) -> type:
+    class RowLanguageModel(language.LanguageModel):  # type: ignore[misc]
         """A language model with caches of rows."""
 
         def make_row_caches(self) -> list[Any]:
@@ -132,8 +144,4 @@ def batched() -> dict[type, type]:
             """A step's layers, as the model calls them."""
             return with_indexers(layers, IndexedRows)
 
-    return {
-        base_embedding: RowEmbedding,
-        base_indexer: RowIndexer,
-        base: RowLanguageModel,
-    }
+    return RowLanguageModel

@@ -1,4 +1,4 @@
-"""Llama 4's images in several tiles."""
+"""Adds the overview, one more tile, to Llama 4's images in several tiles."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ _PROCESSING = {
         token="<|IMAGE_PLACEHOLDER|>",
         arrays=_GRID,
     ),
-    # It makes a prompt of its own of a kind of text, like "table", and images.
+    # The processor writes the whole prompt itself, from a kind of text, like "table", and images.
     "falcon_ocr": Processing(
         mark="",
         settings={},

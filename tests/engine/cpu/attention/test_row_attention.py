@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from chairlift.engine.cpu.compiled import compiled_matmul, row_attention
 from chairlift.engine.cpu.compiled.llvm import kernel as llvm_kernel
-from chairlift.engine.cpu.compiled.llvm.row_attention import MAX_QUERIES
+from chairlift.engine.cpu.compiled.llvm.row_attention.kernel import MAX_QUERIES
 from chairlift.engine.cpu.compiled.worker_threads import shared
 from chairlift.engine.cpu.gemm import Floats
 

@@ -96,26 +96,6 @@ def _forms(lanes: int) -> list[Form]:
 def _head(name: str, lanes: int) -> str:
     """A function of heads, and one that computes a head."""
     passed = f"call void @{name}_head({ARGUMENTS}, i64 %part)\nbr label %part_end"
-    vector, is_delta = f"<{lanes} x float>", name == "delta"
-    fma = f"call {vector} @llvm.fma.v{lanes}f32"
-    whole = total(lanes)
-    # The products with the key correct what is added.
-    known = recalled = ""
-    added = "%d = load float, ptr %v_at, align 4"
-    if is_delta:
-        known = f"""
-  %a = phi {vector} [zeroinitializer, %line], [%a_next, %dots]
-  %gk_at = getelementptr float, ptr %gk, i64 %j
-  %gk_j = load {vector}, ptr %gk_at, align 4
-  %a_next = {fma}({vector} %s, {vector} %gk_j, {vector} %a)
-"""
-        recalled = f"""
-  %recalled = {whole} %a_next)
-  %v_i = load float, ptr %v_at, align 4
-  %wrong = fsub float %v_i, %recalled
-"""
-        added = "%d = fmul float %wrong, %rate"
-    phi, *loads = known.strip().split("\n") if known else ("",)
     return f"""
 define internal void @{name}_head({ARGUMENTS}, i64 %part) {{
 entry:
@@ -134,43 +114,9 @@ line:
   %s_line = getelementptr float, ptr %sh, i64 %line_o
   %v_at = getelementptr float, ptr %vh, i64 %n
   br label %dots
-dots:
-  %j = phi i64 [0, %line], [%j_next, %dots]
-  %b = phi {vector} [zeroinitializer, %line], [%b_next, %dots]
-  {phi}
-  %s_at = getelementptr float, ptr %s_line, i64 %j
-  %s = load {vector}, ptr %s_at, align 4
-  %gq_at = getelementptr float, ptr %gq, i64 %j
-  %gq_j = load {vector}, ptr %gq_at, align 4
-  %b_next = {fma}({vector} %s, {vector} %gq_j, {vector} %b)
-  {chr(10).join(loads)}
-  %j_next = add i64 %j, {lanes}
-  %j_more = icmp ult i64 %j_next, %numbers
-  br i1 %j_more, label %dots, label %middle
-middle:
-  {recalled}
-  {added}
-  %earlier = {whole} %b_next)
-  %now = fmul float %d, %own_product
-  %out = fadd float %earlier, %now
-  %y_at = getelementptr float, ptr %yh, i64 %n
-  store float %out, ptr %y_at, align 4
-  {spread("%d_all", "%d", lanes)}
-  br label %change
-change:
-  %m = phi i64 [0, %middle], [%m_next, %change]
-  %sm_at = getelementptr float, ptr %s_line, i64 %m
-  %sm = load {vector}, ptr %sm_at, align 4
-  %gm_at = getelementptr float, ptr %gs, i64 %m
-  %gm = load {vector}, ptr %gm_at, align 4
-  %km_at = getelementptr float, ptr %kh, i64 %m
-  %km = load {vector}, ptr %km_at, align 4
-  %kept = fmul {vector} %sm, %gm
-  %changed = {fma}({vector} %d_all, {vector} %km, {vector} %kept)
-  store {vector} %changed, ptr %sm_at, align 4
-  %m_next = add i64 %m, {lanes}
-  %m_more = icmp ult i64 %m_next, %numbers
-  br i1 %m_more, label %change, label %line_end
+{_dots(name, lanes)}
+{_output(name, lanes)}
+{_change(lanes)}
 line_end:
   %n_next = add i64 %n, 1
   %n_more = icmp ult i64 %n_next, %lines
@@ -184,3 +130,67 @@ end:
 }}
 {shared(name, ARGUMENTS, passed)}
 """
+
+
+def _dots(name: str, lanes: int) -> str:
+    """The products of a line with ``g * q``, and for ``delta`` with ``g * k``."""
+    vector = f"<{lanes} x float>"
+    fma = f"call {vector} @llvm.fma.v{lanes}f32"
+    sum_with_key = add_key = ""
+    if name == "delta":
+        sum_with_key = f"%a = phi {vector} [zeroinitializer, %line], [%a_next, %dots]"
+        add_key = f"""%gk_at = getelementptr float, ptr %gk, i64 %j
+  %gk_j = load {vector}, ptr %gk_at, align 4
+  %a_next = {fma}({vector} %s, {vector} %gk_j, {vector} %a)"""
+    return f"""dots:
+  %j = phi i64 [0, %line], [%j_next, %dots]
+  %b = phi {vector} [zeroinitializer, %line], [%b_next, %dots]
+  {sum_with_key}
+  %s_at = getelementptr float, ptr %s_line, i64 %j
+  %s = load {vector}, ptr %s_at, align 4
+  %gq_at = getelementptr float, ptr %gq, i64 %j
+  %gq_j = load {vector}, ptr %gq_at, align 4
+  %b_next = {fma}({vector} %s, {vector} %gq_j, {vector} %b)
+  {add_key}
+  %j_next = add i64 %j, {lanes}
+  %j_more = icmp ult i64 %j_next, %numbers
+  br i1 %j_more, label %dots, label %middle"""
+
+
+def _output(name: str, lanes: int) -> str:
+    """What is added to a line, times the key: ``%d``; and the line's output."""
+    added = "%d = load float, ptr %v_at, align 4"
+    if name == "delta":
+        # The product of the line with the key corrects what is added.
+        added = f"""%recalled = {total(lanes)} %a_next)
+  %v_i = load float, ptr %v_at, align 4
+  %wrong = fsub float %v_i, %recalled
+  %d = fmul float %wrong, %rate"""
+    return f"""middle:
+  {added}
+  %earlier = {total(lanes)} %b_next)
+  %now = fmul float %d, %own_product
+  %out = fadd float %earlier, %now
+  %y_at = getelementptr float, ptr %yh, i64 %n
+  store float %out, ptr %y_at, align 4
+  {spread("%d_all", "%d", lanes)}
+  br label %change"""
+
+
+def _change(lanes: int) -> str:
+    """The line's new numbers: the old ones times ``g``, and ``%d`` times the key."""
+    vector = f"<{lanes} x float>"
+    return f"""change:
+  %m = phi i64 [0, %middle], [%m_next, %change]
+  %sm_at = getelementptr float, ptr %s_line, i64 %m
+  %sm = load {vector}, ptr %sm_at, align 4
+  %gm_at = getelementptr float, ptr %gs, i64 %m
+  %gm = load {vector}, ptr %gm_at, align 4
+  %km_at = getelementptr float, ptr %kh, i64 %m
+  %km = load {vector}, ptr %km_at, align 4
+  %kept = fmul {vector} %sm, %gm
+  %changed = call {vector} @llvm.fma.v{lanes}f32({vector} %d_all, {vector} %km, {vector} %kept)
+  store {vector} %changed, ptr %sm_at, align 4
+  %m_next = add i64 %m, {lanes}
+  %m_more = icmp ult i64 %m_next, %numbers
+  br i1 %m_more, label %change, label %line_end"""
