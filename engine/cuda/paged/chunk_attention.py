@@ -30,19 +30,35 @@ from chairlift.engine.cuda.paged.token_attention import empty_pool, heads_per_bl
 from chairlift.engine.cuda.source import included, launch_bounds
 
 # Rows of a tile, pairs of a token and a head. A tall tile reads keys and values less often, but one
-# of a row with a draft would be almost empty, and long heads leave no registers for it.
+# of a row with a draft would be almost empty.
 SHORT, TALL = 64, 128
-# Heads up to this long may have tall tiles, in steps with at least so many tokens of prompts.
-MAX_TALL_DIM, TALL_TOKENS = 128, 128
+# Steps with at least so many tokens of prompts have tall tiles.
+TALL_TOKENS = 128
+# Of short heads, queries fit in registers, and tall tiles are no faster. Long heads leave no
+# registers for tall tiles.
+SHORT_DIM, LONG_DIM = 64, 128
+# The compute capabilities of GPUs whose processors have more than 160 KB of shared memory: room for
+# two blocks with tall tiles. Others have 100 KB, room for two blocks with short tiles whose queries
+# are in registers.
+_AMPLE_SHARED = {(8, 0), (8, 7), (9, 0), (10, 0), (10, 3), (11, 0)}
 # Threads of a block.
 THREADS = 128
 # Query heads that a block computes at most; with more, a tile would have few tokens.
 MAX_HEADS = 16
 
 
+@functools.cache
+def ample_shared() -> bool:
+    """Whether the GPU has shared memory for tall tiles, and for the queries of short ones."""
+    info = mx.device_info()
+    names = "compute_capability_major", "compute_capability_minor"
+    return tuple(info.get(name) for name in names) in _AMPLE_SHARED
+
+
 def tile_rows(dim: int, prompt_tokens: int) -> int:
     """The rows of the tiles of a step with so many tokens of prompts."""
-    return TALL if dim <= MAX_TALL_DIM and prompt_tokens >= TALL_TOKENS else SHORT
+    tall = SHORT_DIM < dim <= LONG_DIM and prompt_tokens >= TALL_TOKENS and ample_shared()
+    return TALL if tall else SHORT
 
 
 def tile_tokens(group: int, rows: int) -> int:
@@ -136,10 +152,12 @@ def _attend(
     places = step_size(step.slots * blocks)
     mixed: mx.array
     rows, columns = step.rows, block_columns(dim)
-    shared = rows + 2 * columns
+    held = rows == SHORT and (dim <= SHORT_DIM or not ample_shared())
+    shared = 2 * columns + (0 if held else rows)
     # Registers for three blocks are a few less than the compiler would take.
-    resident = 3 if rows == SHORT and dim <= 128 and softcap is None else 2
-    mixed, _, _ = _kernel(resident, shared * (dim + 8) * 2)(
+    longest = SHORT_DIM if held else LONG_DIM
+    three = rows == SHORT and dim <= longest and softcap is None
+    mixed, _, _ = _kernel(3 if three else 2, shared * (dim + 8) * 2)(
         inputs=[
             queries,
             *new,
@@ -162,6 +180,7 @@ def _attend(
             ("COLUMNS", columns),
             ("ROWS", rows),
             ("HEADS", block_heads),
+            ("HELD", held),
             ("PAGE", PAGE_TOKENS),
             ("SINKS", sinks is not None),
             ("CAPPED", softcap is not None),

@@ -1,10 +1,10 @@
 // Grid: (key head and part of its group, split of a tile of query tokens). Each of the four warps
 // has TALL times 16 of the tile's ROWS rows, pairs of a token and a head; of each 16 a thread has
-// two, ``lane / 4`` and eight more. With TALL 2 a warp uses what it loads of keys and values twice,
-// but has no registers for its queries, which stay in shared memory. If a tile's columns are split,
-// the last of its blocks merges the results. Keys and values pass through shared memory, whose rows
-// are eight numbers longer than needed: so the eight rows of a matrix lie in different banks. Keys
-// arrive while the former tile's values are in use, and values while the keys are. Scores are
+// two, ``lane / 4`` and eight more. With TALL 2 a warp uses what it loads of keys and values twice.
+// Queries stay in shared memory, or if HELD, with TALL 1 only, in registers. If a tile's columns are
+// split, the last of its blocks merges the results. Keys and values pass through shared memory, whose
+// rows are eight numbers longer than needed: so the eight rows of a matrix lie in different banks.
+// Keys arrive while the former tile's values are in use, and values while the keys are. Scores are
 // exponents of two: log2(e) is part of ``scale``.
   constexpr float LEAST = -1e30f, NEVER = -3e38f;
   constexpr int THREADS = 128, TALL = ROWS / 64, STRIDE = DIM + 8;  // a value has at most DIM numbers
@@ -51,9 +51,10 @@
     write(Constant<DIM>(), (const T*)keys, new_keys);
     write(Constant<VALUE>(), (const T*)values, new_values);
   }
-  DYNAMIC_SHARED(shared, (ROWS + 2 * COLUMNS) * STRIDE * 2)
+  constexpr int QUERIES = HELD ? 0 : ROWS;  // in shared memory
+  DYNAMIC_SHARED(shared, (QUERIES + 2 * COLUMNS) * STRIDE * 2)
   Eight<T>* all_queries = reinterpret_cast<Eight<T>*>(shared);
-  Eight<T>* all_keys = all_queries + ROWS * STRIDE / 8;
+  Eight<T>* all_keys = all_queries + QUERIES * STRIDE / 8;
   Eight<T>* all_values = all_keys + COLUMNS * STRIDE / 8;
 
   // Begins to copy the columns from ``base`` on, of WIDTH numbers each; those that no row sees
@@ -128,8 +129,9 @@
     const int token = tile[0] + first + min(row / HEADS, tokens - 1);
     return queries + ((long)token * heads + head + row % HEADS) * DIM;
   };
+  unsigned held[HELD ? DIM / 16 : 1][4];
   float mixed[TALL][VALUE / 8][4] = {}, high[TALL][2], sum[TALL][2];
-  for (int i = threadIdx.x; i < ROWS * DIM / 8; i += THREADS) {
+  for (int i = threadIdx.x; i < QUERIES * DIM / 8; i += THREADS) {
     const int row = i / (DIM / 8), piece = i % (DIM / 8);
     copy_later(all_queries + row * (STRIDE / 8) + piece, query_of(row) + piece * 8, true);
   }
@@ -138,6 +140,14 @@
     #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = own_rows + t * 16 + r * 8 + g;
+      if constexpr (HELD) {
+        const T* from = query_of(row) + 2 * c;
+        #pragma unroll
+        for (int k = 0; k < DIM / 16; ++k) {
+          held[k][r] = *reinterpret_cast<const unsigned*>(from + 16 * k);
+          held[k][r + 2] = *reinterpret_cast<const unsigned*>(from + 16 * k + 8);
+        }
+      }
       const bool sunk = SINKS && split == 0;
       high[t][r] = sunk ? sinks[head + row % HEADS] * 1.4426950408889634f : LEAST;
       sum[t][r] = sunk && c == 0 ? 1.f : 0.f;
@@ -164,7 +174,12 @@
         unsigned own[TALL][4];
         #pragma unroll
         for (int t = 0; t < TALL; ++t) {
-          load_matrices(own[t], query + 16 * t * STRIDE + 16 * k);
+          if constexpr (HELD) {
+            #pragma unroll
+            for (int i = 0; i < 4; ++i) own[t][i] = held[k][i];
+          } else {
+            load_matrices(own[t], query + 16 * t * STRIDE + 16 * k);
+          }
         }
         #pragma unroll
         for (int n = 0; n < COLUMNS / 16; ++n) {
@@ -236,8 +251,9 @@
           weight[t][k][i] = rounded<BFLOAT>(pair_of[0], pair_of[1]);
         }
       }
-      // The maximum of a row seldom changes after its first columns.
-      if (__ballot_sync(0xffffffffu, faded[0] != 1.f || faded[1] != 1.f)) {
+      // The maximum of a row seldom changes after its first columns. To know it takes registers,
+      // which held queries need.
+      if (HELD || __ballot_sync(0xffffffffu, faded[0] != 1.f || faded[1] != 1.f)) {
         #pragma unroll
         for (int n = 0; n < VALUE / 8; ++n) {
           #pragma unroll

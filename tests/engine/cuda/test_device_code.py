@@ -119,9 +119,11 @@ def test_attention_of_tokens_compiles(
     )
 
 
+@pytest.mark.parametrize("ample", [False, True])
 @pytest.mark.parametrize(
     ("dim", "group", "dtype", "quantization"),
     [
+        (64, 8, mx.bfloat16, None),
         (128, 4, mx.bfloat16, None),
         (144, 16, mx.bfloat16, None),
         (224, 2, mx.float16, None),
@@ -135,8 +137,11 @@ def test_attention_of_chunks_compiles(
     group: int,
     dtype: mx.Dtype,
     quantization: Quantization | None,
+    ample: bool,
     compiled: list[Compiled],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(chunk_attention, "ample_shared", lambda: ample)
     queries, new, pool = _layer(9, group, dim, dtype, quantization)
     step = _chunks(group, dim, queries)
     chunk_attention.chunk_attention(queries, new, pool, step, 0.1, quantization=quantization)
@@ -153,10 +158,16 @@ def test_attention_with_shorter_values_compiles(compiled: list[Compiled]) -> Non
     assert result.shape == (9, 16, 1, 128)
 
 
+@pytest.mark.parametrize("ample", [False, True])
 @pytest.mark.parametrize(("dim", "dtype"), [(128, mx.bfloat16), (256, mx.float16)])
 def test_attention_with_capped_scores_compiles(
-    dim: int, dtype: mx.Dtype, compiled: list[Compiled]
+    dim: int,
+    dtype: mx.Dtype,
+    ample: bool,
+    compiled: list[Compiled],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(chunk_attention, "ample_shared", lambda: ample)
     queries, new, pool = _layer(9, 2, dim, dtype, None)
     zeros, one = _numbers(9, dtype=mx.int32), _numbers(8, dtype=mx.int32)
     tokens = TokenStep(one, zeros, zeros, zeros, zeros)

@@ -67,26 +67,28 @@ def attend(
     backwards: bool,
     min_columns: int = tiles.MIN_COLUMNS,
     tile: int = chunk_attention.SHORT,
+    ample: bool = True,
 ) -> mx.array:
     """The kernel's result.
 
     Args:
         min_columns: the least columns of a split.
         tile: the rows of a tile; tall ones are short, if heads are too long for them.
+        ample: whether the GPU has much shared memory.
     """
-    if inputs.shape.dim > chunk_attention.MAX_TALL_DIM:
+    if inputs.shape.dim > chunk_attention.LONG_DIM:
         tile = chunk_attention.SHORT
     firsts = accumulate((chunk.new for chunk in inputs.chunks), initial=0)
     places = [
         ChunkPlace(first, *chunk, row)
         for row, (first, chunk) in enumerate(zip(firsts, inputs.chunks, strict=False))
     ]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tiles, "MIN_COLUMNS", min_columns)
-        array, slots = tiles.chunk_tiles(places, 0, tiles.Tiling(form_of(inputs.shape), tile))
     lengths = mx.zeros((len(inputs.queries),), mx.int32)
-    step = ChunkStep(inputs.pages, mx.array(array), tile, slots, lengths, inputs.queries)
-    with emulated(chunk_attention, backwards):
+    with pytest.MonkeyPatch.context() as patch, emulated(chunk_attention, backwards):
+        patch.setattr(tiles, "MIN_COLUMNS", min_columns)
+        patch.setattr(chunk_attention, "ample_shared", lambda: ample)
+        array, slots = tiles.chunk_tiles(places, 0, tiles.Tiling(form_of(inputs.shape), tile))
+        step = ChunkStep(inputs.pages, mx.array(array), tile, slots, lengths, inputs.queries)
         return chunk_attention.chunk_attention(
             inputs.queries,
             inputs.new,
@@ -107,7 +109,7 @@ def test_chunks_attend_to_what_they_see(shape: Shape, backwards: bool) -> None:
     inputs = Sequences(shape, CHUNKS)
     inputs.check(attend(inputs, backwards, tile=chunk_attention.TALL))
     inputs = Sequences(shape, CHUNKS)
-    inputs.check(attend(inputs, backwards, min_columns=64))
+    inputs.check(attend(inputs, backwards, min_columns=64, ample=False))
     inputs = Sequences(shape, CHUNKS)
     inputs.check(attend(inputs, backwards, min_columns=64, tile=chunk_attention.TALL))
 
@@ -131,11 +133,16 @@ def test_any_chunks(
 
 
 @pytest.mark.slow
-@given(shape=shapes(mx.float16, mx.bfloat16), backwards=st.booleans(), tile=HEIGHTS)
+@given(
+    shape=shapes(mx.float16, mx.bfloat16),
+    backwards=st.booleans(),
+    tile=HEIGHTS,
+    ample=st.booleans(),
+)
 @settings(max_examples=8)
-def test_any_dimensions(shape: Shape, backwards: bool, tile: int) -> None:
+def test_any_dimensions(shape: Shape, backwards: bool, tile: int, ample: bool) -> None:
     inputs = Sequences(shape, CHUNKS[:3])
-    inputs.check(attend(inputs, backwards, tile=tile))
+    inputs.check(attend(inputs, backwards, tile=tile, ample=ample))
 
 
 @given(
@@ -229,8 +236,14 @@ def step_of(step: Step, shape: Shape, seed: int = 0) -> tuple[Sequences, mx.arra
     return inputs, queries, KeysValues(*new)
 
 
-def check_step(step: Step, shape: Shape, backwards: bool) -> None:
+def check_step(step: Step, shape: Shape, backwards: bool, ample: bool = True) -> None:
     """Asserts that ``CudaPages.attend`` is right, and that its launches have the limits' sizes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chunk_attention, "ample_shared", lambda: ample)
+        _check_step(step, shape, backwards)
+
+
+def _check_step(step: Step, shape: Shape, backwards: bool) -> None:
     inputs, queries, new = step_of(step, shape)
     numbers = step_numbers(
         step.rows,
@@ -261,6 +274,7 @@ def test_rows_and_chunks_attend_in_one_step(step: Step, dtype: mx.Dtype) -> None
     check_step(step, Shape(2, 2, 64, dtype, window=70), backwards=True)
     check_step(step, Shape(1, 5, 64, dtype, sinks=True), backwards=False)
     check_step(step, Shape(1, 3, 96, dtype, softcap=1.5, value_dim=64), backwards=True)
+    check_step(step, Shape(1, 4, 96, dtype), backwards=False, ample=False)
 
 
 @pytest.mark.slow
