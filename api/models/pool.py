@@ -54,7 +54,9 @@ class ModelPool:
             adapted = (entry for entry in self.entries if entry.has_adapter(name))
             entry = next(adapted, None)
         if entry is None:
-            known = ", ".join(repr(entry.name) for entry in self.entries)
+            adapters = (adapter for entry in self.entries for adapter in entry.adapters)
+            own = (entry.name for entry in self.entries)
+            known = ", ".join(repr(each) for each in dict.fromkeys((*own, *adapters)))
             raise UnknownModel(
                 f"the model {name[:200]!r} does not exist; this server has {known}", "model"
             )

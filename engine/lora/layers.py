@@ -9,6 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from chairlift.engine.cpu.graph.layer import GraphLayer
 from chairlift.engine.cpu.host_linear import GROUPS, LINEAR, HostLayer, Products
 from chairlift.engine.cpu.matrix import FEW_TOKENS
 from chairlift.engine.lora.fused import FusedAddition
@@ -58,6 +59,7 @@ class AdaptedLayers:
         if new:
             self._add_to_fused()
             self._add_on_host()
+            self._add_to_graphs()
 
     def fill(self, slots: int) -> None:
         """Call this after the ``factors`` of layers have changed; ``slots`` adapters are loaded."""
@@ -100,6 +102,13 @@ class AdaptedLayers:
             self._additions.append(addition)
             for member in group:
                 member.host = addition
+
+    def _add_to_graphs(self) -> None:
+        """Lets decoder layers with graphs leave tokens with adapters to their code."""
+        for layer in self._model.modules():
+            if isinstance(graph := getattr(layer, "graph", None), GraphLayer):
+                members = [getattr(member, "low_rank", None) for member in layer.modules()]
+                graph.additions = [low_rank for low_rank in members if low_rank is not None]
 
     def _host_groups(self) -> Iterable[list[HostLayer]]:
         groups: defaultdict[int, list[HostLayer]] = defaultdict(list)

@@ -75,6 +75,12 @@ class LowRank:
         # The same matrices for the CUDA kernel; None: MLX computes all products.
         self._stacked: tuple[mx.array, mx.array] | None = None
 
+    @property
+    def applies(self) -> bool:
+        """Whether a token of the current model call has an adapter of this layer."""
+        call = self._routing.call
+        return call is not None and not call.slots.isdisjoint(self.factors)
+
     def fill(self, factors: dict[int, Factors], slots: int) -> None:
         """Replaces the adapters by ``factors``; there are ``slots`` adapters in all."""
         self.factors = factors
@@ -108,7 +114,7 @@ class LowRank:
             LowRankError: these are not the call's tokens.
         """
         call = self._routing.call
-        if call is None or call.slots.isdisjoint(self.factors):
+        if call is None or not self.applies:
             return y
         self.check_tokens(call, x.size // self.inputs)
         self.seen = True

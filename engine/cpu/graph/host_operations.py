@@ -81,7 +81,6 @@ def _product(lowering: Lowering, operation: Product, call: Call) -> Array:
             product = lowering.new((len(x), products.matrix.stops[-1]))
             into = product
             lowering.then(lambda _: np.copyto(into, products.matrix(x)))
-        lowering.products.append(products)
         lowering.once[key] = apart(product, products.matrix.stops)
     result: Array = lowering.once[key][operation.member]
     return result
@@ -89,7 +88,6 @@ def _product(lowering: Lowering, operation: Product, call: Call) -> Array:
 
 def _mlp(lowering: Lowering, operation: GatedMlp, x: Array) -> Array:
     mlp, tokens = operation.mlp, lowering.flat(x)
-    lowering.products += mlp.products
     jobs = len(lowering.program.program)
     result = or_none(lambda: mlp.build(lowering.program, tokens, lowering.name()))
     if result is None:

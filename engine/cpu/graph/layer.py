@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import mlx.core as mx
 import numpy as np
@@ -38,8 +38,20 @@ MASKS = ("mask", "attention_mask", "attn_mask")
 STATE_MASKS = ("mamba_mask",)
 
 
+class Addition(Protocol):
+    """Something that a layer's code adds to a product, and its graph does not."""
+
+    @property
+    def applies(self) -> bool:
+        """Whether it adds anything in the current model call."""
+        ...
+
+
 class GraphLayer:
     """Computes a decoder layer by the steps of its graph.
+
+    Attributes:
+        additions: while one of these applies, the layer's code has to compute it.
 
     Args:
         layer: the layer.
@@ -49,6 +61,7 @@ class GraphLayer:
     def __init__(self, layer: Any, form: Form) -> None:
         self._layer, self._form = layer, form
         self._own = _OwnSteps()
+        self.additions: Sequence[Addition] = ()
 
     def __call__(self, x: mx.array, given: Mapping[str, Any]) -> Any:
         """What the layer returns for ``[..., tokens, 1, numbers]``; None if it has to be called.
@@ -59,10 +72,10 @@ class GraphLayer:
         tokens = tokens_of(x)
         if x.dtype != mx.float32 or x.shape != self._form.shape(tokens) or tokens > MAX_TOKENS:
             return None
-        lowered, caches = self.lowered(tokens), caches_of(given.get(CACHE), tokens)
-        if lowered is None or not all(each.is_plain for each in lowered.products):
+        if any(each.applies for each in self.additions):
             return None
-        if caches is None:
+        lowered, caches = self.lowered(tokens), caches_of(given.get(CACHE), tokens)
+        if lowered is None or caches is None:
             return None
         offset = self._offset(caches, given)
         if not self._fits(lowered, caches, offset, given):

@@ -31,7 +31,6 @@ from chairlift.engine.cpu.graph.numpy_operations import (
     gathers_lines,
     one_line,
 )
-from chairlift.engine.cpu.host_linear import Products
 from chairlift.engine.cpu.program_builder import ProgramBuilder
 
 
@@ -67,7 +66,6 @@ class Lowered(NamedTuple):
         steps: are computed one after the other.
         results: the layer's outputs.
         returns_tuple: see ``Graph``.
-        products: all products of the layer's weights.
         kept: what the steps read, too.
     """
 
@@ -80,7 +78,6 @@ class Lowered(NamedTuple):
     steps: Sequence[Step]
     results: Sequence[Array | None]
     returns_tuple: bool
-    products: Sequence[Products]
     kept: Sequence[Array]
 
 
@@ -90,7 +87,7 @@ class Lowering:
     All layers of a thread share the memory of arrays, because they are computed one after another.
 
     Attributes:
-        states, in_place, products, kept: see ``Lowered``.
+        states, in_place, kept: see ``Lowered``.
         once: the results of what several operations need, by key.
 
     Args:
@@ -107,7 +104,6 @@ class Lowering:
         self._steps: list[Step] = []
         self.states: dict[int, Floats] = {}
         self.in_place: dict[int, tuple[int, ...]] = {}
-        self.products: list[Products] = []
         self.kept: list[Array] = []
         self.once: dict[Any, Any] = {}
 
@@ -131,7 +127,7 @@ class Lowering:
         kept = [*self.kept, *graph.constants.values()]
         states = graph.uses_cache, self.states, self.in_place
         given = results, graph.returns_tuple
-        return Lowered(x, offset, others, *states, self._steps, *given, self.products, kept)
+        return Lowered(x, offset, others, *states, self._steps, *given, kept)
 
     def array(self, value: Value) -> Array:
         """The array of a value, after the steps that compute it have been added."""

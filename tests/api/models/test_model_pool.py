@@ -291,6 +291,17 @@ def test_names_aliases_and_unknown_names() -> None:
     run_virtually(main())
 
 
+def test_unknown_names_get_the_names_of_adapters_too() -> None:
+    async def main() -> None:
+        plans = [lazy("a", adapters=("sql", "poems")), lazy("b", adapters=("poems",)), lazy("c")]
+        models = simulated(plans, None)
+        with pytest.raises(UnknownModel, match=r"this server has 'a', 'b', 'c', 'sql', 'poems'$"):
+            models.pool.find("sqli")
+        await models.pool.close()
+
+    run_virtually(main())
+
+
 def test_requests_that_wait_when_the_server_stops_end() -> None:
     async def main() -> None:
         models = simulated([lazy("a")], None, lambda name: SimulatedLoader(name, 100.0))

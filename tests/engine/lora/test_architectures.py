@@ -15,8 +15,13 @@ from support.engine.adapters import matrices, write_mlx, write_peft
 from support.engine.bench import Bench
 from support.engine.reference import solo_tokens
 
+from chairlift.engine.core.acceleration import accelerate
+from chairlift.engine.cpu import host_linear
+from chairlift.engine.cpu.compiled.llvm import kernel
+from chairlift.engine.cpu.graph.layer import GraphLayer
 from chairlift.engine.lora.low_rank import is_linear
 from chairlift.engine.messages import AdapterFailed, AdapterLoaded, LoadAdapter
+from chairlift.engine.model.adapters import adapt
 
 PROMPTS = [[5, 6, 7, 8, 9], [3, 4, 9, 11, 12, 1, 2], [7]]
 
@@ -41,6 +46,44 @@ def test_mixed_rows_get_mlx_lms_tokens(name: str, tmp_path: Path) -> None:
     bench.drain()
     assert [bench.tokens(f"base {number}") for number in range(len(PROMPTS))] == base
     assert [bench.tokens(f"adapted {number}") for number in range(len(PROMPTS))] == adapted
+
+
+@pytest.mark.skipif(not kernel.available(), reason="needs the extra jit")
+@pytest.mark.parametrize("least", [0, host_linear.MIN_WEIGHTS])
+@pytest.mark.parametrize("name", ["deepseek_v3", "lfm2", "olmo2", "qwen3_next"])
+def test_layers_with_graphs_add_adapters(
+    name: str, least: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The graphs know neither the products of host layers' adapters nor those of MLX's layers.
+
+    They are traced before the adapter is loaded, for as many rows as have it afterwards.
+    """
+    monkeypatch.setattr(host_linear, "MIN_WEIGHTS", least)
+    folder = write_mlx(tmp_path, matrices(tiny_model(name), 1, size=0.3))
+    base = [solo_tokens(tiny_model(name), prompt, 5) for prompt in PROMPTS]
+    reference = load_adapters(tiny_model(name), str(folder))
+    adapted = [solo_tokens(reference, prompt, 5) for prompt in PROMPTS]
+    assert all(one != other for one, other in zip(base, adapted, strict=True))
+    model = tiny_model(name)
+    adapt(model)
+    bench = Bench(model, eager=accelerate(model).eager)
+    assert all(isinstance(layer.graph, GraphLayer) for layer in model.layers)
+
+    def tokens(rows: list[int], adapter: str) -> list[list[int]]:
+        names = [f"{adapter} {number} of {rows}" for number in rows]
+        for number, request in zip(rows, names, strict=True):
+            bench.submit(request, PROMPTS[number], 5, reading={"adapter": adapter})
+        bench.drain()
+        return [bench.tokens(request) for request in names]
+
+    batches = [[0], [1, 2], [0, 1, 2]]
+    for adapter, expected in (("", base), ("a", adapted), ("", base)):
+        if adapter:
+            loaded = bench.core.load_adapter(LoadAdapter(adapter, str(folder)))
+            assert isinstance(loaded, AdapterLoaded), loaded
+        for rows in batches:
+            assert tokens(rows, adapter) == [expected[number] for number in rows]
+        bench.outputs.clear()
 
 
 def test_layers_of_experts_and_the_output_layer_are_refused_by_name(tmp_path: Path) -> None:
