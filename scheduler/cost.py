@@ -149,15 +149,14 @@ class CostModel:
         return math.fsum(map(mul, self._costs, work.scaled))
 
     def knows(self, work: Work) -> bool:
-        """Whether a step of the same sort is remembered that has at least about half the tokens.
+        """Whether a step with at least about half the tokens is remembered, of prompts or of rows.
 
         The time of one row does not say how much of it each further row takes.
         """
-        drafts, prompts, magnitude = _kind(work)
+        kind = _kind(work)
         return any(
-            steps and (kind.drafts, kind.prompts) == (drafts, prompts)
-            for kind, steps in self._steps.items()
-            if kind.magnitude >= magnitude - 1
+            steps and each.prompts == kind.prompts and each.magnitude >= kind.magnitude - 1
+            for each, steps in self._steps.items()
         )
 
     def tokens_within(self, work: Work, seconds: float, begun: int, scored: bool = False) -> float:
