@@ -84,7 +84,7 @@ MODEL: tuple[Metric, ...] = (
         "generation_tokens",
         "vllm:generation_tokens",
         "counter",
-        "Tokens generated.",
+        "Tokens generated, also those after a stop string, which usage leaves out.",
         recorded_by="record_step",
     ),
     Metric(
@@ -121,7 +121,8 @@ MODEL: tuple[Metric, ...] = (
         "success",
         "vllm:request_success",
         "counter",
-        "Finished choices by reason.",
+        "Finished choices by the engine's reason; a stop string found in the last of max_tokens "
+        "counts as length.",
         ("finished_reason",),
         values=("stop", "length", "abort", "error"),
         recorded_by="record_step",

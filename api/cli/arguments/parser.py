@@ -42,12 +42,21 @@ class CommandParser(argparse.ArgumentParser):
             self.error("unknown flag with one dash; the names of flags begin with two")
         if unknown:
             count = f"{len(unknown)} argument{'s' * (len(unknown) > 1)} too many"
-            self.error(f"{count}; put a value with blanks in quotation marks")
+            self.error(f"{count}; put a value with blanks in quotation marks{self._order()}")
         return options, []
 
     def error(self, message: str) -> NoReturn:
         """Prints the usage and the error, and exits with code 2."""
         super().error(_NEEDS_NO_VALUE.sub("takes no value", message))
+
+    def _order(self) -> str:
+        """The end of an error for words too many: argparse takes a list's words in one place only.
+
+        Those after a later flag are not added to the list: after a flag of one value they may be
+        meant as further values of that flag.
+        """
+        lists = [each for each in self._get_positional_actions() if each.nargs in ("*", "+")]
+        return "".join(f", and name every {each.metavar} before the flags" for each in lists)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         # After an unknown flag, argparse takes the flag's value for the next positional argument.

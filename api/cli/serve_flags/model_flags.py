@@ -38,6 +38,7 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
         "models",
         action=TablesAction,
         nargs="*",
+        metavar="MODEL",
         default=[],
         help="further models behind the same server, each with an engine of its own; in a file, "
         "[[models]] tables give each its own flags (default: none)",

@@ -45,7 +45,9 @@ def test_no_flag_can_be_abbreviated(command: str, capsys: pytest.CaptureFixture[
     [
         (["serve", "--api-ky", SECRET], "unknown flag --api-ky; did you mean --api-key"),
         (["chat", f"--api-kee={SECRET}"], "unknown flag --api-kee; did you mean --api-key?"),
-        (["doctor", SECRET], "1 argument too many"),
+        (["doctor", SECRET], "1 argument too many; put a value with blanks in quotation marks"),
+        (["serve", "a", "--port", "1", SECRET], "name every MODEL before the flags"),
+        (["models", "a", "--json", SECRET], "name every DIR before the flags"),
         (["serve", f"--no-ui={SECRET}"], "--no-ui: takes no value"),
         (["serve", f"-k{SECRET}"], "unknown flag with one dash"),
         (["--api-key", SECRET, "serve"], "unknown flag --api-key"),
