@@ -200,6 +200,8 @@ class PackedLayer:
     def attend(
         self,
         queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
         mask: PackedMask,
         compute: Callable[[Sequence[Part]], Sequence[mx.array]],
     ) -> mx.array:
@@ -207,10 +209,20 @@ class PackedLayer:
 
         Another layer may have written the keys and values.
 
+        Args:
+            keys, values: what the model passes to attention. They stand for those of the caches.
+
         Returns:
             ``[tokens, heads, 1, value dim]``.
+
+        Raises:
+            ValueError: the model has changed the heads of the keys and values that it fetched, as
+                plamo does. The caches do not have such heads, so the layer has to be split.
         """
         all_fetched = self._fetched or [part.layer.keys_and_values() for part in self._parts]
+        passed, own = ([each.shape[1] for each in pair] for pair in ((keys, values), all_fetched[0]))
+        if passed != own:
+            raise ValueError(f"attention to {passed} heads of keys and values; caches have {own}")
         parts = [
             Part(part.layer, _unpacked(queries, part), *fetched, part_mask)
             for part, fetched, part_mask in zip(self._parts, all_fetched, mask.masks, strict=True)

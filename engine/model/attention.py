@@ -145,7 +145,9 @@ def _with_caches(
             return mask.step.attend(queries, keys, cache, Scoring(scale, mask.window, sinks))
         if isinstance(mask, PackedMask):
             assert isinstance(cache, PackedLayer)
-            return cache.attend(queries, mask, lambda parts: compute(parts, scale, sinks))
+            return cache.attend(
+                queries, keys, values, mask, lambda parts: compute(parts, scale, sinks)
+            )
         if isinstance(cache, LatentLayer):
             if not isinstance(mask, mx.array) or sinks is not None:
                 raise ValueError("latent attention without rotary queries, or with sinks")
