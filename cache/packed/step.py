@@ -220,9 +220,9 @@ class PackedLayer:
                 plamo does. The caches do not have such heads, so the layer has to be split.
         """
         all_fetched = self._fetched or [part.layer.keys_and_values() for part in self._parts]
-        passed, own = ([each.shape[1] for each in pair] for pair in ((keys, values), all_fetched[0]))
-        if passed != own:
-            raise ValueError(f"attention to {passed} heads of keys and values; caches have {own}")
+        heads, own = keys.shape[1], all_fetched[0][0].shape[1]
+        if heads != own or values.shape[1] != all_fetched[0][1].shape[1]:
+            raise ValueError(f"attention to {heads} heads of keys and values; caches have {own}")
         parts = [
             Part(part.layer, _unpacked(queries, part), *fetched, part_mask)
             for part, fetched, part_mask in zip(self._parts, all_fetched, mask.masks, strict=True)

@@ -184,7 +184,7 @@ def test_a_layer_that_changes_the_heads_that_it_fetched_has_to_be_split() -> Non
     With random weights the logits may differ too little for the trial.
     """
     model = _model("plamo")
-    with pytest.raises(ValueError, match=r"\[4, 4\] heads of keys and values; caches have \[2, 2\]"):
+    with pytest.raises(ValueError, match="4 heads of keys and values; caches have 2"):
         _serve(Forward(model, None, packs=True), partial(make_batch, model), 4)
 
 
