@@ -12,14 +12,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import mlx.core as mx
 import numpy as np
-from numpy.typing import NDArray
 
 from chairlift.cache.batch import BatchCache, Layer
 from chairlift.cache.layer import LayerCache, Mask
+from chairlift.cache.packed.host_attend import Floats, HostAttend
 from chairlift.cache.packed.split import (
     Joint,
     PackedMask,
@@ -31,7 +31,6 @@ from chairlift.cache.packed.split import (
 )
 from chairlift.cache.state import StateLayer
 
-Floats = NDArray[np.float32]
 Array = TypeVar("Array", mx.array, Floats)
 
 
@@ -99,35 +98,6 @@ class _Part(NamedTuple):
             return None
         mask: Mask = self.layer.make_mask(self.places.length, window_size, return_array)
         return mask
-
-
-class HostAttend(Protocol):
-    """Attention in NumPy."""
-
-    def by_row(
-        self,
-        queries: Floats,
-        keys: mx.array,
-        values: mx.array,
-        counts: Sequence[int],
-        seen: Sequence[tuple[int, int]],
-    ) -> Floats | None:
-        """Attention of each row's new tokens to columns of the row up to their own.
-
-        Args:
-            queries: ``[tokens, heads, dim]``, row by row.
-            keys, values: ``[rows, key heads, columns, dim]``.
-            counts: the new tokens of each row.
-            seen: the columns of each row before its new tokens; see ``Ring.seen``.
-
-        Returns:
-            ``[tokens, heads, value dim]``; None if heads of this form are not supported.
-        """
-        ...
-
-    def masked(self, queries: Floats, keys: mx.array, values: mx.array, mask: Mask) -> Floats:
-        """``[rows, heads, step, dim]`` → ``[rows, heads, step, value dim]``."""
-        ...
 
 
 class PackedLayer:

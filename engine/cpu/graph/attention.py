@@ -9,9 +9,10 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from chairlift.cache.packed.host_attend import HostAttend
 from chairlift.cache.packed.host_step import host_step
 from chairlift.cache.packed.split import PackedMask
-from chairlift.cache.packed.step import HostAttend, PackedLayer, attend_on_host
+from chairlift.cache.packed.step import PackedLayer, attend_on_host
 from chairlift.engine.cpu.attention.layer import LatentScores, RowScores
 from chairlift.engine.cpu.compiled.jobs import NoProgramError, Program
 from chairlift.engine.cpu.compiled.row_attention import AttentionJobs
