@@ -34,7 +34,7 @@ class TokenStep(NamedTuple):
 
 
 class ChunkStep(NamedTuple):
-    """Prompt chunks, in tiles of query tokens; ``tiles.chunk_step`` makes it.
+    """Prompt chunks, in tiles of query tokens; ``tiles.chunk_tiles`` makes the tiles.
 
     Attributes:
         pages: ``[entries]`` int32, a ``page_table`` of the sequences.

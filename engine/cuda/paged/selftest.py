@@ -15,7 +15,7 @@ from chairlift.cache.pages.page import PAGE_TOKENS
 from chairlift.cache.pages.page_table import PageLists, page_table
 from chairlift.cache.pages.step import ChunkPlace
 from chairlift.engine.cuda.paged.arrays import ChunkStep, TokenStep
-from chairlift.engine.cuda.paged.chunk_attention import SHORT, TALL, chunk_attention
+from chairlift.engine.cuda.paged.chunk_attention import TALL_TOKENS, chunk_attention, tile_rows
 from chairlift.engine.cuda.paged.copy_pages import copy_pages
 from chairlift.engine.cuda.paged.put import put
 from chairlift.engine.cuda.paged.tiles import Form, Tiling, chunk_tiles
@@ -51,8 +51,8 @@ def kernels_work() -> bool:
             for count, window in ((1, None), (256, 100))
             for sinks in (False, True)
         )
-        and chunks_right(window=None, with_sinks=False, tile=SHORT)
-        and chunks_right(window=100, with_sinks=True, tile=TALL)
+        and chunks_right(window=None, with_sinks=False, tile=tile_rows(_DIM, 0))
+        and chunks_right(window=100, with_sinks=True, tile=tile_rows(_DIM, TALL_TOKENS))
         and put_right()
         and copies_right()
     )
