@@ -55,10 +55,12 @@ class Chunks:
         limit, stretch = self._limits.step_seconds, self._limits.max_step_stretch
         if not stretch or limit == math.inf:
             return limit
+        if not self.cost.knows(rows.rows):
+            return limit  # a guess of how long so many rows take could be wrong by any factor
         # Before a step of about as many rows without prompts, the time of the rows cannot be
         # separated from the time that any prompt adds.
         with_any = self.cost.seconds(rows.with_chunk(0, 1))
-        alone = self._rows_only.seconds(rows) if self._rows_only.knows(rows) else with_any
+        alone = self._rows_only.seconds(rows) if self._rows_only.knows(rows.rows) else with_any
         # If even one prompt token makes a step much longer (``first``), prompts get twice that
         # time. Otherwise few tokens would fit, and all of many steps would be that much longer.
         first = max(0.0, with_any - alone)

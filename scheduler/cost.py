@@ -102,9 +102,10 @@ def _kind(work: Work) -> _Kind:
 
 
 class _Step(NamedTuple):
-    """A remembered step: its number, and its scaled work divided by its seconds."""
+    """A remembered step: its number, its rows, and its scaled work divided by its seconds."""
 
     number: int
+    rows: int
     work: list[float]
 
 
@@ -132,7 +133,8 @@ class CostModel:
         steps = self._steps.setdefault(_kind(work), deque())
         seconds = max(seconds, MIN_SECONDS)
         self._learned += 1
-        steps.append(_Step(self._learned, [number / seconds for number in work.scaled]))
+        scaled = [number / seconds for number in work.scaled]
+        steps.append(_Step(self._learned, work.rows, scaled))
         self._count(steps[-1].work, 1)
         if len(steps) > REMEMBERED:
             self._count(steps.popleft().work, -1)
@@ -148,16 +150,12 @@ class CostModel:
             self._unfitted = 0
         return math.fsum(map(mul, self._costs, work.scaled))
 
-    def knows(self, work: Work) -> bool:
-        """Whether a step with at least about half the tokens is remembered, of prompts or of rows.
+    def knows(self, rows: int) -> bool:
+        """Whether a step with at least about half as many rows is remembered.
 
         The time of one row does not say how much of it each further row takes.
         """
-        kind = _kind(work)
-        return any(
-            steps and each.prompts == kind.prompts and each.magnitude >= kind.magnitude - 1
-            for each, steps in self._steps.items()
-        )
+        return any(2 * step.rows + 1 >= rows for steps in self._steps.values() for step in steps)
 
     def tokens_within(self, work: Work, seconds: float, begun: int, scored: bool = False) -> float:
         """Returns how many more tokens of a prompt fit into a step of at most ``seconds``.
@@ -169,10 +167,18 @@ class CostModel:
             scored: whether the prompt's logits are computed.
         """
         one, two = (self.seconds(work.with_chunk(begun, count, scored)) for count in (1, 2))
-        each = two - one
-        if one - each >= seconds:
-            return 0.0
-        return (seconds - one) / each + 1 if each > 0 else math.inf
+        room, second = seconds - one, two - one
+        if room == math.inf:
+            return room
+        # Each further token attends to one token more than the one before it, and costs ``more``.
+        more = self.seconds(Work(pairs=1)) - self.seconds(Work())
+        if room <= 0:
+            return max(0.0, 1 + room / second) if second > 0 else 0.0
+        # The positive root of more / 2 * n ** 2 + (second - more / 2) * n - room, in a form that
+        # stays exact where ``more`` is tiny or 0.
+        linear = max(0.0, second - more / 2)
+        slope = linear + math.sqrt(linear**2 + 2 * max(0.0, more) * room)
+        return 1 + 2 * room / slope if slope > 0 else math.inf
 
     def _count(self, numbers: list[float], sign: int) -> None:
         """Adds a step to the sums (``sign`` 1), or removes it (-1)."""

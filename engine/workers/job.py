@@ -11,8 +11,9 @@ from chairlift.engine.errors import ChairliftError
 
 # Default limit of a job's CPU time.
 CPU_SECONDS = 2.0
-# A job may take this many times its CPU time, because other processes may use the cores.
-WALL_FACTOR = 4.0
+# A job may take this many times its CPU time: steps of the engine come first, and on a busy machine
+# little of a core is left. The limit of the CPU time ends costly jobs long before.
+WALL_FACTOR = 15.0
 # Time limit for starting Python, importing modules and loading a vocabulary.
 LOAD_SECONDS = 60.0
 # Limit of the address space, most of which is never used.

@@ -149,7 +149,8 @@ class WorkerProcess:
             answer = self._receive(process, seconds * WALL_FACTOR)
         except TimeoutError:
             self._end()
-            raise TooExpensive(f"takes longer than {seconds:g} s") from None
+            busy = f"takes longer than {seconds * WALL_FACTOR:g} s: this machine is too busy"
+            raise TooExpensive(busy) from None
         except EOFError:
             code = self._end()
             if code == -signal.SIGPROF:

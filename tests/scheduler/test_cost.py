@@ -223,6 +223,91 @@ def test_steps_of_few_rows_do_not_say_how_long_many_rows_take(
     assert allowed <= 1.2 * max(2 * 0.02, 1.75 * with_any, 2 * with_any - alone)
 
 
+@given(
+    steps=st.lists(
+        st.tuples(st.integers(0, 64), st.integers(0, 900), st.integers(0, 9000), st.floats(1e-4, 1)),
+        max_size=30,
+    ),
+    rows=st.integers(0, 256),
+    begun=st.integers(0, 100_000),
+    seconds=st.floats(1e-4, 2.0),
+    scored=st.booleans(),
+)
+@settings(max_examples=200, deadline=None)
+def test_the_tokens_that_fit_are_as_many_as_the_model_predicts(
+    steps: list[tuple[int, int, int, float]],
+    rows: int,
+    begun: int,
+    seconds: float,
+    scored: bool,
+) -> None:
+    """Also if a fit says that tokens cost nothing but the tokens that they attend to do."""
+    model = CostModel()
+    for step_rows, tokens, before, took in steps:
+        work = Work(step_rows, 300 * step_rows)
+        model.learn(work.with_chunk(before, tokens) if tokens else work, took)
+    work = Work(rows, 300 * rows)
+    fitting = model.tokens_within(work, seconds, begun, scored)
+    assert fitting >= 0
+    if fitting >= 1:
+        most = int(min(fitting, 10**6))
+        predicted = model.seconds(work.with_chunk(begun, most, scored))
+        assert predicted <= seconds * (1 + 1e-6)
+    if fitting < 10**6:
+        predicted = model.seconds(work.with_chunk(begun, int(fitting) + 1, scored))
+        assert predicted >= seconds * (1 - 1e-6)
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    step=st.floats(1e-3, 8e-3),
+    row=st.floats(0.0, 2e-4),
+    token=st.floats(5e-6, 5e-5),
+    pair=st.floats(0.0, 4e-9),
+    free=st.integers(0, 150),
+)
+@settings(max_examples=40, deadline=None)
+def test_no_history_of_loads_makes_steps_much_too_long(
+    seed: int, step: float, row: float, token: float, pair: float, free: int
+) -> None:
+    """Loads of other shapes before tell the costs apart poorly, or not at all.
+
+    Args:
+        free: tokens that cost nothing, because the machine reads the weights in that time anyway.
+    """
+    rng = random.Random(seed)
+
+    def seconds(work: Work) -> float:
+        tokens = max(0, work.tokens + work.rows - free)
+        return step + row * work.rows + 2e-8 * work.context + token * tokens + pair * work.pairs
+
+    scheduler = Scheduler(replace(_limits(0.02, 1.75), max_rows=64, max_step_tokens=8192))
+    capacities, number = (NO_CAPACITY,), 0
+    for _ in range(4):
+        prompts = rng.choice([(100, 101), (200, 2000), (20, 60), (16_000, 16_001)])
+        for _ in range(rng.choice([1, 2, 60]) if prompts[0] < 16_000 else 1):
+            number += 1
+            output = rng.randrange(20, 60)
+            scheduler.add(Sequence(str(number), [1] * rng.randrange(*prompts), output))
+        in_flight: list[Sequence] = []
+        while not scheduler.idle or in_flight:
+            plan = scheduler.plan(capacities)
+            scheduler.commit(plan)
+            capacities, work = plan.capacities, plan.work
+            if plan.decode:
+                alone = seconds(work._replace(tokens=0, pairs=0, prompts=0))
+                # The least chunk of a prompt is computed however long it takes.
+                least = seconds(work._replace(tokens=MIN_CHUNK, pairs=MIN_CHUNK * 20_000))
+                allowed = max(2 * 0.02, 1.75 * alone, alone + 2 * token * free, least)
+                assert seconds(work) <= 1.6 * allowed
+            scheduler.learn(work, seconds(work) * rng.uniform(0.97, 1.03))
+            for sequence in in_flight:
+                scheduler.read(sequence, [7])
+                if len(sequence.tokens) == sequence.max_total_tokens:
+                    scheduler.finish(sequence)
+            in_flight = [*plan.decode, *plan.joins]
+
+
 @given(prompt=st.integers(2_000, 120_000), per_token=st.floats(5e-6, 5e-5), rows=st.integers(1, 30))
 @settings(max_examples=30, deadline=None)
 def test_a_long_prompt_takes_steps_of_up_to_twice_the_time(

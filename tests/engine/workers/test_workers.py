@@ -70,6 +70,13 @@ async def test_native_code_that_hangs_is_killed_at_its_time_limit(
     assert outcomes[-1] == "done"
 
 
+async def test_a_job_may_wait_for_the_cores_much_longer_than_its_cpu_time(workers: Workers) -> None:
+    seconds = 0.02
+    assert await workers.run(Job(jobs.wait, (10 * seconds,), cpu_seconds=seconds))
+    with pytest.raises(TooExpensive, match=r"takes longer than 0\.3 s: this machine is too busy"):
+        await workers.run(Job(jobs.wait, (60.0,), cpu_seconds=seconds))
+
+
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="macOS limits no memory")
 @pytest.mark.parametrize("job", [Job(jobs.take_memory, (4 << 30,)), Job(jobs.die, ())])
 async def test_a_job_that_kills_its_process_fails_alone(workers: Workers, job: Job) -> None:
