@@ -225,7 +225,9 @@ def test_steps_of_few_rows_do_not_say_how_long_many_rows_take(
 
 @given(
     steps=st.lists(
-        st.tuples(st.integers(0, 64), st.integers(0, 900), st.integers(0, 9000), st.floats(1e-4, 1)),
+        st.tuples(
+            st.integers(0, 64), st.integers(0, 900), st.integers(0, 9000), st.floats(1e-4, 1)
+        ),
         max_size=30,
     ),
     rows=st.integers(0, 256),
