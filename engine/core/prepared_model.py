@@ -15,7 +15,7 @@ from chairlift.cache.pages.batch import PagedBatch
 from chairlift.cache.pages.kernels import PageKernels
 from chairlift.cache.pages.memory import can_page
 from chairlift.cache.pages.page import PAGE_TOKENS
-from chairlift.cache.quantized import HalfPrecision, Storage
+from chairlift.cache.quantized import HalfPrecision, Quantization, Storage
 from chairlift.cache.snapshot import LayerKind
 from chairlift.engine.lora.adapters import DEFAULT_LIMITS, AdapterLimits, Adapters
 from chairlift.engine.model.attention import score_heads
@@ -131,7 +131,9 @@ def prepare_model(
     vision = model if isinstance(model, VisionModel) else None
     language_model = model if vision is None else vision.model.language_model
     choice = select_forward(
-        *(model, make_cache, pages, chunk_multiple, max_pairs), chained=ranks.size > 1
+        *(model, make_cache, pages, chunk_multiple, max_pairs),
+        chained=ranks.size > 1,
+        quantized=isinstance(storage, Quantization),
     )
     forward = choice.forward
     return PreparedModel(

@@ -101,6 +101,40 @@ def test_packed_steps_equal_separate_calls(kind: TinyKind, tied: bool, multiple:
             assert mx.allclose(one, other, rtol=1e-3, atol=1e-3)
 
 
+class _Deviating(nn.Module):
+    """A layer with logits that deviate where a call has tokens of several sequences side by side.
+
+    Like that of a model file that reads what only plain calls have.
+    """
+
+    def __init__(self, inner: nn.Module, share: float) -> None:
+        super().__init__()
+        self.inner, self.share = inner, share
+
+    def __call__(self, x: mx.array, *args: Any, **more: Any) -> mx.array:
+        y: mx.array = self.inner(x, *args, **more)
+        packed = x.shape[0] > 1 and x.shape[1] == 1
+        return y + self.share * y.abs().mean() if packed else y
+
+
+@pytest.mark.parametrize(
+    ("dtype", "share", "tolerated"),
+    [
+        (mx.float32, 1e-4, True),
+        (mx.float32, 0.05, False),
+        (mx.bfloat16, 0.05, True),
+        (mx.bfloat16, 0.4, False),
+    ],
+)
+def test_a_packed_call_may_differ_by_the_rounding_of_the_models_type(
+    dtype: mx.Dtype, share: float, tolerated: bool
+) -> None:
+    model = _model("llama")
+    model.set_dtype(dtype)
+    model.model.norm = _Deviating(model.model.norm, share)
+    assert _selected(model).packs is tolerated
+
+
 def test_models_with_recurrent_states_are_packed() -> None:
     """Only their recurrent layers are called once for the rows and once for each prompt."""
     model = _model("lfm2")
