@@ -13,7 +13,7 @@ from chairlift.engine.errors import ChairliftError
 CPU_SECONDS = 2.0
 # A job may take this many times its CPU time: steps of the engine come first, and on a busy machine
 # little of a core is left. The limit of the CPU time ends costly jobs long before.
-WALL_FACTOR = 15.0
+WALL_FACTOR = 8.0
 # Time limit for starting Python, importing modules and loading a vocabulary.
 LOAD_SECONDS = 60.0
 # Limit of the address space, most of which is never used.
