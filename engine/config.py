@@ -29,8 +29,9 @@ class EngineConfig:
         model: DEFAULT_MODEL, a hub id, an mlx-lm or Hugging Face directory, or a ``.gguf`` file.
         revision: a hub id's branch, tag or commit. None: its main branch.
         dtype: "auto", "float32", "float16" or "bfloat16". "auto" is float32 on the CPU and the
-            model's own type elsewhere; on a CPU with AMX it also rounds quantized weights
-            to bfloat16, if their float32 copies leave half of the free memory.
+            model's own type elsewhere. With compiled kernels it also rounds weights of a quantized
+            file that do not stay quantized to bfloat16; with AMX these are all weights, if their
+            float32 copies leave half of the free memory.
         threads: threads for matrix products on the CPU. None: one per core, and fewer while other
             processes use the cores.
         max_rows: rows of the decode batch.

@@ -25,6 +25,7 @@ from chairlift.engine.cpu.gemm import Floats
 from chairlift.engine.cpu.program_builder import ProgramBuilder
 from chairlift.engine.cpu.views import view
 from chairlift.engine.device import memory
+from chairlift.engine.errors import UnsupportedModel
 from chairlift.engine.model.recorder import record
 
 log = logging.getLogger(__name__)
@@ -261,6 +262,22 @@ def install(model: Any, exactly: bool) -> bool:
             _release([layer])
     log.info("one product for each expert: %d gated MLPs, %d other layers", len(fused), len(layers))
     return True
+
+
+def check(model: Any, dtype: mx.Dtype) -> None:
+    """Checks the experts of a model that computes in another type than float32.
+
+    Raises:
+        UnsupportedModel: they have no quantization with which MLX multiplies them on the CPU.
+    """
+    for layer in model.modules():
+        scaled = isinstance(layer, QuantizedSwitchLinear) and layer.get("global_scale") is not None
+        if scaled or (type(layer) is SwitchLinear and layer.weight.dtype != mx.float32):
+            what = "with scales of whole experts" if scaled else "that are not quantized"
+            name = str(dtype).removeprefix("mlx.core.")
+            raise UnsupportedModel(
+                f"--dtype {name}: experts {what} are multiplied on the CPU in float32 only"
+            )
 
 
 def _compiled(layers: Sequence[Any]) -> CompiledExperts:

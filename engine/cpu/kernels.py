@@ -28,7 +28,7 @@ from chairlift.engine.cpu.views import view
 from chairlift.engine.device import memory
 from chairlift.engine.model.adapters.gemma2 import CappedAttention
 from chairlift.engine.model.attention import install as install_attention
-from chairlift.engine.model.dequantize import QUANTIZED, dequantize_model
+from chairlift.engine.model.dequantize import QUANTIZED, dequantize_model, float_type
 from chairlift.engine.model.recorder import record
 
 # Dequantized weights take this many times the memory of 4-bit weights: float32 and, for AMX,
@@ -159,19 +159,37 @@ def install(model: Any, exactly: bool = True) -> bool:
 
     Returns:
         Whether the model is eager now.
+
+    Raises:
+        UnsupportedModel: nothing multiplies its experts in its type.
     """
     _share_ropes(model)
-    if quantized_matmul.available():
-        _dequantize_others(model)
     has_activations = activations.install(model)
-    has_products = host_linear.install(model, exactly)
-    host_mlp.install(model)
-    has_products |= experts.install(model, exactly)
+    has_products = _install_products(model, exactly)
     has_products |= bool(heads.install(model))
     for layer in model.modules():
         if isinstance(layer, CappedAttention):
             layer.on_host = attend_capped
     return install_attention(model, attend) or has_activations or has_products
+
+
+def _install_products(model: Any, exactly: bool) -> bool:
+    """Replaces the layers with weights; returns whether there are any to replace.
+
+    Quantized weights whose scales are integers fit models of all types, so the layers alone do not
+    tell in which one the model computes.
+
+    Raises:
+        UnsupportedModel: nothing multiplies its experts in its type.
+    """
+    if (dtype := float_type(model)) != mx.float32:
+        experts.check(model, dtype)
+        return False
+    if quantized_matmul.available():
+        _dequantize_others(model)
+    replaced = host_linear.install(model, exactly)
+    host_mlp.install(model)
+    return experts.install(model, exactly) or replaced
 
 
 def _share_ropes(model: Any) -> None:

@@ -84,10 +84,10 @@ def _add_loading(group: argparse._ArgumentGroup) -> None:
         "--dtype",
         choices=("auto", "float32", "float16", "bfloat16"),
         default="auto",
-        help="data type of weights and activations; auto is float32 on the CPU (with AMX, "
-        "quantized weights of small models are rounded to bfloat16, and where a compiled kernel "
-        "reads them, keys and values of 16-bit models to float16) and the model's own elsewhere "
-        "(default: auto)",
+        help="data type of weights and activations; auto is float32 on the CPU and the model's own "
+        "elsewhere (default: auto). With compiled kernels, auto rounds weights of a quantized "
+        "file that it does not keep quantized to bfloat16, with AMX all of small models, and keys "
+        "and values of 16-bit models to float16",
     )
     add(
         "--trust-remote-code",

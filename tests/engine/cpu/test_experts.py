@@ -20,6 +20,7 @@ from chairlift.engine.cpu.compiled import compiled_experts
 from chairlift.engine.cpu.compiled.compiled_experts import CompiledExperts
 from chairlift.engine.cpu.experts import ExpertRouter, HostSwitchGLU, HostSwitchLinear, routes_of
 from chairlift.engine.device import memory
+from chairlift.engine.errors import UnsupportedModel
 
 pytestmark = pytest.mark.skipif(
     not compiled_experts.available(), reason="needs llvmlite (extra jit)"
@@ -185,3 +186,25 @@ def test_a_models_logits_stay_the_same(name: str) -> None:
     assert any(type(layer) in (HostSwitchLinear, HostSwitchGLU) for layer in model.modules())
     actual = logits_of_prompt(model, 50, 5)
     assert mx.abs(actual - expected).max().item() <= 1e-4 * mx.abs(expected).max().item()
+
+
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16], ids=str)
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3"])
+@pytest.mark.parametrize("has_scales", [False, True])
+def test_experts_that_nothing_multiplies_are_refused(
+    name: str, dtype: mx.Dtype, has_scales: bool
+) -> None:
+    """The flag is named, because float32 is the default."""
+    model = tiny_model(name)
+    if has_scales:
+        nn.quantize(
+            model,
+            class_predicate=lambda path, layer: (
+                type(layer) is SwitchLinear
+                and {"group_size": 16, "bits": 4, "mode": "nvfp4", "global_scale": True}
+            ),
+        )
+    model.set_dtype(dtype)
+    error = f"--dtype {str(dtype).removeprefix('mlx.core.')}: experts .* in float32 only"
+    with pytest.raises(UnsupportedModel, match=error):
+        kernels.install(model)

@@ -194,12 +194,27 @@ def test_layers_that_the_kernel_cannot_read_are_dequantized(mode: str) -> None:
     assert mx.allclose(model(mx.array([[1, 5, 2]])), expected, rtol=0.02, atol=0.02 * scale).item()
 
 
-def test_a_model_of_another_type_keeps_mlx_products() -> None:
-    model = tiny_model("llama")
-    nn.quantize(model, group_size=32, bits=4)
-    model.set_dtype(mx.bfloat16)
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16], ids=str)
+@pytest.mark.parametrize("name", ["llama", "mixtral"])
+@pytest.mark.parametrize("mode", ["affine", "mxfp4", "mxfp8", "nvfp4"])
+def test_a_model_of_another_type_keeps_mlx_products(mode: str, name: str, dtype: mx.Dtype) -> None:
+    model = tiny_model(name)
+    nn.quantize(model, group_size=32 if mode == "affine" else None, mode=mode)
+    model.set_dtype(dtype)
+    tokens = mx.array([[1, 5, 2]])
+    expected = model(tokens).dtype
+    before = {path: (type(layer), layer.weight) for path, layer in _quantized_layers(model)}
     kernels.install(model, exactly=True)
-    assert type(model.layers[0].mlp.up_proj) is nn.QuantizedLinear
+    after = dict(_quantized_layers(model))
+    assert after.keys() == before.keys()
+    for path, (kind, weight) in before.items():
+        assert type(after[path]) is kind
+        assert after[path].weight is weight
+    assert model(tokens).dtype == expected
+
+
+def _quantized_layers(model: Any) -> list[tuple[str, Any]]:
+    return [(path, layer) for path, layer in model.named_modules() if "scales" in layer]
 
 
 def test_without_memory_for_copies_mlx_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
