@@ -14,6 +14,7 @@ from chairlift.engine.grammar.trial import as_lark, load, walk
 from chairlift.engine.messages import Grammar
 from chairlift.engine.workers.job import Fixture, Job, TooExpensive
 from chairlift.engine.workers.pool import Workers
+from chairlift.engine.workers.shared_calls import SharedCalls
 
 # Maximum number of remembered results.
 MAX_KNOWN = 1024
@@ -21,6 +22,8 @@ MAX_KNOWN = 1024
 
 class Checker:
     """Tries grammars in ``workers`` and remembers the results.
+
+    Requests that come while their grammar is being tried or read wait for the same result.
 
     Args:
         lexicon: returns the model's vocabulary; called in another thread, once per process.
@@ -31,6 +34,7 @@ class Checker:
         self._vocabulary = Fixture(lambda: (load, (lexicon(),)))
         # The error of a grammar by its hash; empty if it is valid.
         self._known: OrderedDict[bytes, str] = OrderedDict()
+        self._shared = SharedCalls[str]()
         # The reason why the vocabulary supports no grammar, once it is known.
         self._unsupported = ""
 
@@ -47,7 +51,7 @@ class Checker:
             raise UnsupportedModel(self._unsupported)
         key = hashlib.sha256(msgspec.json.encode(grammar)).digest()
         if key not in self._known:
-            problem = await self._try(grammar)
+            problem = await self._shared.call(key, lambda: self._try(grammar))
             self._known[key] = problem
             if len(self._known) > MAX_KNOWN:
                 self._known.popitem(last=False)
@@ -64,7 +68,7 @@ class Checker:
         """
         _check_length(text)
         try:
-            lark: str = await self._workers.run(Job(as_lark, (text,)))
+            lark = await self._shared.call(text, lambda: self._workers.run(Job(as_lark, (text,))))
         except TooExpensive as error:
             raise GrammarError(f"{error} to read") from error
         _check_length(lark)

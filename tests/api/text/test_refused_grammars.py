@@ -173,3 +173,28 @@ async def test_a_vocabulary_without_an_end_token_is_tried_once(
         with pytest.raises(UnsupportedModel, match="eos_token"):
             await checker.check(Grammar("regex", text))
     assert len(jobs) == 1
+
+
+@pytest.mark.parametrize("valid", [True, False])
+async def test_a_burst_of_requests_with_the_same_grammar_tries_it_once(
+    workers: Workers, checker: Checker, monkeypatch: pytest.MonkeyPatch, valid: bool
+) -> None:
+    """More of them than a client may have jobs."""
+    jobs = list[Job]()
+    run = workers.run
+
+    async def counted(job: Job) -> Any:
+        jobs.append(job)
+        return await run(job)
+
+    monkeypatch.setattr(workers, "run", counted)
+    count = 3 * MAX_WAITING_OF_ONE
+    grammar = Grammar("regex", "a{3,7}burst" if valid else "a{3,7}burst(")
+    checks = [checker.check(grammar) for _ in range(count)]
+    results = await asyncio.gather(*checks, return_exceptions=True)
+    assert len(set(map(str, results))) == 1
+    assert isinstance(results[0], GrammarError) is not valid
+    assert len(jobs) == 1
+    larks = [checker.as_lark('root ::= "burst"') for _ in range(count)]
+    assert len(set(await asyncio.gather(*larks))) == 1
+    assert len(jobs) == 2
