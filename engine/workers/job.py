@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -64,6 +64,21 @@ class Job:
     args: tuple[Any, ...]
     cpu_seconds: float = CPU_SECONDS
     fixture: Fixture | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """About the memory that its arguments take: that of texts, bytes and arrays."""
+        return _nbytes(self.args)
+
+
+def _nbytes(value: object) -> int:
+    if isinstance(value, bytes | bytearray | str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(_nbytes, value.values()))
+    if isinstance(value, tuple | list):
+        return sum(map(_nbytes, value))
+    return int(getattr(value, "nbytes", 0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,10 @@ from chairlift.engine.workers.turns import Turns
 
 # With two, a job that has to be killed does not delay all others.
 PROCESSES = 2
-# Further jobs are refused when this many of the same client, or of all clients, are waiting.
-MAX_WAITING_OF_ONE = 16
-MAX_WAITING = 64
+# Further jobs are refused when this many of the same client, or of all clients, are waiting, or so
+# many bytes: that many of the largest bodies.
+MAX_WAITING_OF_ONE, MAX_BYTES_OF_ONE = 128, 256 << 20
+MAX_WAITING, MAX_BYTES = 512, 1 << 30
 # A job that has waited longer than this is refused.
 WAIT_SECONDS = 7.0
 # A killed process ends at once; only making a fixture may take longer.
@@ -30,7 +31,14 @@ CLIENT: ContextVar[str] = ContextVar("client", default="")
 
 
 class _Waiting(NamedTuple):
+    """A job that waits for a process.
+
+    Attributes:
+        nbytes: see ``Job.nbytes``.
+    """
+
     job: Job
+    nbytes: int
     since: float
     future: Future[Any]
 
@@ -114,16 +122,27 @@ class Workers:
         with self._changed:
             if self._closed:
                 raise WorkerFailed("the server stops")
-            full = len(self._turns) >= MAX_WAITING
-            if full or self._turns.count(owner) >= MAX_WAITING_OF_ONE:
+            nbytes = job.nbytes
+            if self._is_full(owner, nbytes):
                 raise QueueFull(
                     "too many large requests, images or grammars wait to be read", WAIT_SECONDS
                 )
-            self._turns.put(owner, _Waiting(job, time.monotonic(), future))
+            self._turns.put(owner, _Waiting(job, nbytes, time.monotonic(), future))
             if len(self._turns) > self._idle and len(self._threads) < len(self._processes):
                 self._begin_thread()
             self._changed.notify()
         return future
+
+    def _is_full(self, owner: str, nbytes: int) -> bool:
+        """Whether no further job of so many bytes may wait; an idle queue takes any."""
+        own, all_jobs = self._turns.entries(owner), self._turns.entries()
+        return any(
+            len(jobs) >= most or (jobs and sum(each.nbytes for each in jobs) + nbytes > most_bytes)
+            for jobs, most, most_bytes in (
+                (own, MAX_WAITING_OF_ONE, MAX_BYTES_OF_ONE),
+                (all_jobs, MAX_WAITING, MAX_BYTES),
+            )
+        )
 
     def _begin_thread(self) -> None:
         process = self._processes[len(self._threads)]
@@ -152,7 +171,7 @@ class Workers:
                 if self._closed:
                     process.close()
                     return
-                job, since, future = self._turns.take()
+                job, _, since, future = self._turns.take()
                 self._idle -= 1
             if future.set_running_or_notify_cancel():
                 # The time in which the process started does not count as waiting.

@@ -17,9 +17,11 @@ class Turns(Generic[T]):
     def __len__(self) -> int:
         return sum(len(entries) for entries in self._waiting.values())
 
-    def count(self, owner: str) -> int:
-        """The number of entries of one owner."""
-        return len(self._waiting.get(owner, ()))
+    def entries(self, owner: str | None = None) -> list[T]:
+        """The entries of one owner, or of all."""
+        if owner is not None:
+            return list(self._waiting.get(owner, ()))
+        return [entry for entries in self._waiting.values() for entry in entries]
 
     def put(self, owner: str, entry: T) -> None:
         """Appends an entry."""

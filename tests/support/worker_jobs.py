@@ -10,6 +10,10 @@ from typing import Any
 
 from chairlift.engine.errors import GrammarError, RequestError
 
+# A process imports them before its first job: the time of an import is no job's.
+MODULES = (__name__,)
+
+
 _retained: list[bytes] = []
 
 
@@ -66,6 +70,11 @@ def load_fixture(value: str) -> tuple[str, int]:
 
 def with_fixture(fixture: tuple[str, int], other: int) -> tuple[str, bool, int]:
     return fixture[0], fixture[1] == os.getpid(), other
+
+
+def wait_with(seconds: float, data: list[bytes]) -> None:
+    """Waits, with some data."""
+    time.sleep(seconds)
 
 
 def wait(seconds: float) -> float:

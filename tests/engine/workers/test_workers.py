@@ -8,47 +8,20 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support import worker_jobs as jobs
-from support.paths import TESTS
 
 from chairlift.engine.device.priority import MAX_NICENESS, NICENESS
-from chairlift.engine.errors import GrammarError, QueueFull, RequestError
+from chairlift.engine.errors import GrammarError, RequestError
 from chairlift.engine.workers import pool
 from chairlift.engine.workers.job import MAX_FIXTURES, Fixture, Job, TooExpensive, WorkerFailed
-from chairlift.engine.workers.pool import CLIENT, MAX_WAITING, MAX_WAITING_OF_ONE, Workers
+from chairlift.engine.workers.pool import CLIENT, Workers
 from chairlift.engine.workers.process import WorkerProcess
 from chairlift.engine.workers.turns import Turns
-
-# A process imports them before its first job: the time of an import is no job's.
-MODULES = (jobs.__name__,)
-
-
-@pytest.fixture(autouse=True)
-def _jobs_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine a process may take long to start."""
-    monkeypatch.setattr(pool, "WAIT_SECONDS", 180.0)
-
-
-@pytest.fixture(scope="module")
-def outcomes() -> list[str]:
-    return []
-
-
-@pytest.fixture(scope="module")
-def workers(outcomes: list[str]) -> Iterator[Workers]:
-    # NOTE: The children import the jobs by the module's name.
-    os.environ["PYTHONPATH"] = os.pathsep.join(
-        filter(None, (str(TESTS), os.environ.get("PYTHONPATH")))
-    )
-    workers = Workers(MODULES, record=outcomes.append)
-    yield workers
-    workers.close()
 
 
 async def test_a_job_returns_its_functions_value(workers: Workers) -> None:
@@ -129,7 +102,7 @@ async def test_a_job_gets_its_own_fixture_and_a_process_keeps_those_used_last(
         return Fixture(make)
 
     fixtures = [fixture(number) for number in range(MAX_FIXTURES + 1)]
-    one = Workers(MODULES, processes=1)
+    one = Workers(jobs.MODULES, processes=1)
     try:
         for number in (*range(MAX_FIXTURES), 0, MAX_FIXTURES, 0, 1):
             assert await one.run(Job(jobs.identity, (), fixture=fixtures[number])) == number
@@ -141,7 +114,7 @@ async def test_a_job_gets_its_own_fixture_and_a_process_keeps_those_used_last(
 async def test_a_fixture_that_gave_way_to_a_broken_one_is_loaded_again(workers: Workers) -> None:
     kept = Fixture(lambda: (jobs.identity, ("kept",)))
     others = [Fixture(lambda: (jobs.identity, (0,))) for _ in range(MAX_FIXTURES - 1)]
-    one = Workers(MODULES, processes=1)
+    one = Workers(jobs.MODULES, processes=1)
     try:
         for fixture in (kept, *others):
             await one.run(Job(jobs.identity, (), fixture=fixture))
@@ -153,7 +126,7 @@ async def test_a_fixture_that_gave_way_to_a_broken_one_is_loaded_again(workers: 
 
 
 async def test_a_client_with_many_jobs_does_not_delay_another() -> None:
-    workers = Workers(MODULES, processes=1)
+    workers = Workers(jobs.MODULES, processes=1)
     try:
         CLIENT.set("greedy")
         greedy = [asyncio.create_task(workers.run(Job(jobs.wait, (0.05,)))) for _ in range(10)]
@@ -166,34 +139,6 @@ async def test_a_client_with_many_jobs_does_not_delay_another() -> None:
         workers.close()
 
 
-async def test_the_queue_is_bounded_for_each_client_and_in_total() -> None:
-    outcomes: list[str] = []
-    workers = Workers(MODULES, processes=1, record=outcomes.append)
-    tasks: list[asyncio.Task[Any]] = []
-
-    async def fill(client: str, count: int) -> None:
-        CLIENT.set(client)
-        tasks.extend(asyncio.create_task(workers.run(Job(jobs.wait, (60,)))) for _ in range(count))
-        await asyncio.sleep(0.01)
-
-    try:
-        await fill("first", MAX_WAITING_OF_ONE + 2)
-        CLIENT.set("first")
-        with pytest.raises(QueueFull):
-            await workers.run(Job(jobs.identity, (1,)))
-        for number in range(MAX_WAITING // MAX_WAITING_OF_ONE):
-            await fill(str(number), MAX_WAITING_OF_ONE)
-        # The last client has no job yet; on a busy machine a few others may have ended by now.
-        await fill("last", MAX_WAITING_OF_ONE)
-        last = tasks[-MAX_WAITING_OF_ONE:]
-        assert any(t.done() and isinstance(t.exception(), QueueFull) for t in last)
-        assert "queue_full" in outcomes
-    finally:
-        workers.close()
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-    assert all(isinstance(r, WorkerFailed | QueueFull | TooExpensive) for r in results)
-
-
 async def test_a_process_that_has_died_is_replaced_silently(workers: Workers) -> None:
     await workers.run(Job(jobs.identity, (1,)))
     for pid in workers.pids:
@@ -204,7 +149,7 @@ async def test_a_process_that_has_died_is_replaced_silently(workers: Workers) ->
 
 
 async def test_closing_kills_busy_processes() -> None:
-    workers = Workers(MODULES, processes=1)
+    workers = Workers(jobs.MODULES, processes=1)
     assert await workers.run(Job(jobs.identity, (1,))) == 1
     (pid,) = workers.pids
     running = asyncio.create_task(workers.run(Job(jobs.wait, (60,))))
@@ -219,7 +164,7 @@ async def test_closing_kills_busy_processes() -> None:
 
 
 async def test_closing_with_cancelled_callers() -> None:
-    workers = Workers(MODULES, processes=1)
+    workers = Workers(jobs.MODULES, processes=1)
     running = asyncio.create_task(workers.run(Job(jobs.wait, (60,))))
     waiting = [asyncio.create_task(workers.run(Job(jobs.identity, (1,)))) for _ in range(3)]
     await asyncio.sleep(0.1)
@@ -233,7 +178,7 @@ async def test_closing_with_cancelled_callers() -> None:
 
 
 async def test_a_job_waits_for_a_process_that_is_starting() -> None:
-    workers = Workers(MODULES, processes=2)
+    workers = Workers(jobs.MODULES, processes=2)
     workers.warm()
     assert await workers.run(Job(jobs.identity, (1,))) == 1
     assert len(workers.pids) == 1
@@ -253,7 +198,7 @@ async def test_a_job_whose_process_failed_to_start_tries_again(
 
     monkeypatch.setattr(WorkerProcess, "start", fails_late_once)
     monkeypatch.setattr(pool, "WAIT_SECONDS", 0.5)
-    workers = Workers(MODULES, processes=1)
+    workers = Workers(jobs.MODULES, processes=1)
     try:
         assert await workers.run(Job(jobs.identity, (1,))) == 1
     finally:
@@ -271,7 +216,7 @@ async def test_jobs_are_done_after_the_system_had_no_process_left(
         return start(*arguments, **options)
 
     monkeypatch.setattr(subprocess, "Popen", popen)
-    one = Workers(MODULES, processes=1)
+    one = Workers(jobs.MODULES, processes=1)
     try:
         with pytest.raises(WorkerFailed, match="temporarily unavailable"):
             await asyncio.wait_for(one.run(Job(jobs.identity, (1,))), 180)
@@ -291,7 +236,7 @@ async def test_jobs_are_done_after_the_system_had_no_thread_left(
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", begin)
-    one = Workers(MODULES, processes=1)
+    one = Workers(jobs.MODULES, processes=1)
     try:
         with pytest.raises(RuntimeError, match="new thread"):
             await one.run(Job(jobs.identity, (1,)))
