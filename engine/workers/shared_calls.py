@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Hashable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from chairlift.engine.errors import QueueFull
@@ -40,24 +41,29 @@ class SharedCalls(Generic[T]):
         """
         if call := self._calls.get(key):
             try:
-                return await self._result(call)
+                return await self._result(key, call)
             except QueueFull:
                 pass
         if (call := self._calls.get(key)) is None:
             call = self._calls[key] = _Call(asyncio.create_task(make()))
-            call.task.add_done_callback(lambda task: self._end(key, task))
-        return await self._result(call)
+            call.task.add_done_callback(partial(self._end, key, call))
+        return await self._result(key, call)
 
-    async def _result(self, call: _Call[T]) -> T:
+    async def _result(self, key: Hashable, call: _Call[T]) -> T:
         call.callers += 1
         try:
             return await asyncio.shield(call.task)
         finally:
             call.callers -= 1
             if not call.callers:
+                self._forget(key, call)  # a caller that comes now needs another
                 call.task.cancel()
 
-    def _end(self, key: Hashable, task: asyncio.Task[T]) -> None:
-        del self._calls[key]
+    def _end(self, key: Hashable, call: _Call[T], task: asyncio.Task[T]) -> None:
+        self._forget(key, call)
         if not task.cancelled():
             task.exception()  # no warning if all callers were cancelled
+
+    def _forget(self, key: Hashable, call: _Call[T]) -> None:
+        if self._calls.get(key) is call:
+            del self._calls[key]

@@ -80,6 +80,21 @@ async def test_a_call_goes_on_while_any_caller_waits(seed: int) -> None:
     assert await shared.call("a", source.call) == 2
 
 
+@pytest.mark.parametrize("turns", range(5))
+async def test_a_caller_is_not_cancelled_with_those_before_it(turns: int) -> None:
+    """However many turns of the event loop later it comes."""
+    shared, source = SharedCalls[int](), _Source()
+    callers = await _started(shared, source, 2)
+    for caller in callers:
+        caller.cancel()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    later = asyncio.create_task(shared.call("a", source.call))
+    await asyncio.sleep(0.01)
+    source.go.set()
+    assert await later == source.made
+
+
 async def test_that_another_client_has_too_many_jobs_ends_no_call() -> None:
     shared, source = SharedCalls[int](), _Source()
     source.error = QueueFull("too many", 1.0)
