@@ -35,7 +35,8 @@ async def test_native_code_that_hangs_is_killed_at_its_time_limit(
     workers: Workers, outcomes: list[str]
 ) -> None:
     began = time.monotonic()
-    with pytest.raises(TooExpensive, match=r"takes longer than 0\.5 s"):
+    # Of its CPU time, or in all if other processes use the cores.
+    with pytest.raises(TooExpensive, match=r"takes longer than (0\.5|4) s"):
         await workers.run(Job(jobs.hang_in_native_code, (), cpu_seconds=0.5))
     assert time.monotonic() - began < 30  # 2^40 steps would take hours
     assert outcomes[-1] == "ended"
