@@ -33,10 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Downloads the model; returns 0, 1 if it failed or a file is damaged, 130 after Ctrl-C."""
-    from chairlift.engine.device.light_httpx import import_httpx
+    from chairlift.engine.device.light_http import import_http_client
     from chairlift.engine.hub.source import fetch
 
-    import_httpx()
+    import_http_client()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         print(fetch(options.model, options.revision).path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 
 from chairlift.engine.device.backend import import_mlx
-from chairlift.engine.device.light_httpx import import_httpx
+from chairlift.engine.device.light_http import import_http_client
 from chairlift.engine.device.light_hub import hub_client_later
 from chairlift.engine.device.transformers_cache import cache_transformers_scan
 
@@ -20,7 +20,7 @@ def import_mlx_lm() -> None:
         BackendError: MLX cannot be imported here.
     """
     import_mlx()
-    import_httpx()
+    import_http_client()
     cache_transformers_scan()
     setrlimit = resource.setrlimit
     resource.setrlimit = lambda *_: None

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from PIL import Image
-
 
 def add_overviews(processor: Any) -> None:
     """Gives an image in several tiles the whole image as the last one.
@@ -13,6 +11,8 @@ def add_overviews(processor: Any) -> None:
     NOTE: mlx-vlm 0.7.10 makes the tokens of this tile, but not its pixels. Its model then reads
     behind the end of the other tiles' embeddings.
     """
+    from PIL import Image  # text models are served without the extra "vision"
+
     tiler = processor.image_processor
     tiles_of = tiler._split_into_tiles
 
