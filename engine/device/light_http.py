@@ -13,12 +13,12 @@ def import_http_client() -> None:
     """Imports the HTTP client of huggingface-hub; call it before mlx-lm or the hub is imported.
 
     The hub before version 2 has httpx, whose command-line client takes half of the time of its
-    import; httpx does without it if it cannot be imported. Later ones have httpx2, which imports its
-    own when it is called.
+    import; httpx does without it if it cannot be imported. Later versions of the hub have httpx2,
+    which imports its own when it is called.
     """
     commands = sys.modules.setdefault(_COMMANDS, cast(ModuleType, None))
     try:
-        import huggingface_hub.errors  # noqa: F401  # it imports the client
+        import huggingface_hub.errors  # noqa: F401 (it imports the client)
     finally:
         if commands is None:
             del sys.modules[_COMMANDS]
