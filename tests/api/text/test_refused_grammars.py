@@ -156,19 +156,24 @@ async def test_a_grammar_that_needs_a_large_stack_is_refused(checker: Checker) -
             await checker.check(grammar)
 
 
-async def test_a_vocabulary_without_an_end_token_is_tried_once(
-    workers: Workers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A process takes up to a second to find out."""
-    checker = Checker(lambda: replace(lexicon(byte_tokenizer(), 258), ends=()), workers)
-    jobs = list[Job]()
-    run = workers.run
+@pytest.fixture
+def jobs(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+    """The jobs that the workers have got during the test."""
+    jobs, run = list[Job](), workers.run
 
     async def counted(job: Job) -> Any:
         jobs.append(job)
         return await run(job)
 
     monkeypatch.setattr(workers, "run", counted)
+    return jobs
+
+
+async def test_a_vocabulary_without_an_end_token_is_tried_once(
+    workers: Workers, jobs: list[Job]
+) -> None:
+    """A process takes up to a second to find out."""
+    checker = Checker(lambda: replace(lexicon(byte_tokenizer(), 258), ends=()), workers)
     for text in ("a", "b", "c"):
         with pytest.raises(UnsupportedModel, match="eos_token"):
             await checker.check(Grammar("regex", text))
@@ -177,17 +182,9 @@ async def test_a_vocabulary_without_an_end_token_is_tried_once(
 
 @pytest.mark.parametrize("valid", [True, False])
 async def test_a_burst_of_requests_with_the_same_grammar_tries_it_once(
-    workers: Workers, checker: Checker, monkeypatch: pytest.MonkeyPatch, valid: bool
+    checker: Checker, jobs: list[Job], valid: bool
 ) -> None:
     """More of them than a client may have jobs."""
-    jobs = list[Job]()
-    run = workers.run
-
-    async def counted(job: Job) -> Any:
-        jobs.append(job)
-        return await run(job)
-
-    monkeypatch.setattr(workers, "run", counted)
     count = 3 * MAX_WAITING_OF_ONE
     grammar = Grammar("regex", "a{3,7}burst" if valid else "a{3,7}burst(")
     checks = [checker.check(grammar) for _ in range(count)]
