@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from chairlift.loadtest.errors import ServerError
-from chairlift.loadtest.servers.child import ServerSpec, free_port
+from chairlift.loadtest.servers.child import ServerSpec
+from chairlift.loadtest.servers.ports import free_port
 
 # llama.cpp gives every slot an equal share of the context, in multiples of 256.
 _CONTEXT_BLOCK = 256

@@ -15,7 +15,8 @@ from support.guides import ADDRESS, CLIENTS, SECTIONS, blocks
 from support.paths import ROOT
 from support.scripts import run_scripts
 
-from chairlift.loadtest.servers.child import ChildServer, ServerSpec, free_port
+from chairlift.loadtest.servers.child import ChildServer, ServerSpec
+from chairlift.loadtest.servers.ports import free_port
 
 CHAIRLIFT = str(Path(sys.executable).parent / "chairlift")
 DOCS = ROOT / "docs"

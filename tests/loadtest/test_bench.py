@@ -14,7 +14,7 @@ from support.fake_server import SMALL, FakeServer, bench, serving
 from chairlift.loadtest import cli
 from chairlift.loadtest.bench.metrics import Reply
 from chairlift.loadtest.bench.verify import Difference, Verification, verification_report
-from chairlift.loadtest.servers.child import free_port
+from chairlift.loadtest.servers.ports import free_port
 
 
 def test_bench_prints_and_saves_what_vllm_does(

@@ -21,7 +21,8 @@ from chairlift.loadtest.data.workload import WorkloadRequest
 from chairlift.loadtest.errors import ServerError
 from chairlift.loadtest.scenarios import LongPromptResult, measure_long_prompt
 from chairlift.loadtest.servers import peers, procfs
-from chairlift.loadtest.servers.child import ChildServer, ServerSpec, free_port
+from chairlift.loadtest.servers.child import ChildServer, ServerSpec
+from chairlift.loadtest.servers.ports import free_port
 
 
 async def test_long_prompt_measures_the_gap_that_it_causes() -> None:

@@ -23,7 +23,7 @@ from chairlift.loadtest.bench.config import BenchConfig
 from chairlift.loadtest.bench.dataset import Workload, build_workload
 from chairlift.loadtest.data.workload import WorkloadRequest
 from chairlift.loadtest.errors import UsageError
-from chairlift.loadtest.servers.child import free_port
+from chairlift.loadtest.servers.ports import free_port
 
 
 async def by_words(text: str) -> int:

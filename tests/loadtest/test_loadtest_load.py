@@ -23,7 +23,7 @@ from chairlift.loadtest.bench.metrics import Reply, compute_metrics
 from chairlift.loadtest.bench.server_metrics import parse_scrape
 from chairlift.loadtest.data.arrivals import Ramp
 from chairlift.loadtest.data.workload import WorkloadRequest
-from chairlift.loadtest.servers.child import free_port
+from chairlift.loadtest.servers.ports import free_port
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ import pytest
 from support.page.page_check import check_page
 from support.tiny import tiny_model_dir
 
-from chairlift.loadtest.servers.child import ChildServer, ServerSpec, free_port
+from chairlift.loadtest.servers.child import ChildServer, ServerSpec
+from chairlift.loadtest.servers.ports import free_port
 
 pytestmark = pytest.mark.system
 

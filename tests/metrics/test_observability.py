@@ -21,11 +21,12 @@ from openai import AsyncOpenAI
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
 from support.api.api_server import until
-from support.api.server import Server, free_port, serving
+from support.api.server import Server, serving
 from support.paths import ROOT
 from support.prometheus import Prometheus, promtool, scraping
 from support.tiny import tiny_model_dir
 
+from chairlift.loadtest.servers.ports import free_port
 from chairlift.metrics.table import ENGINE, MODEL, SERVER
 
 ALERTS = ROOT / "metrics" / "alerts.yml"

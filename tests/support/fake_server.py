@@ -14,7 +14,7 @@ from typing import Any
 from aiohttp import web
 
 from chairlift.loadtest import cli
-from chairlift.loadtest.servers.child import free_port
+from chairlift.loadtest.servers.ports import free_port
 
 
 @dataclass

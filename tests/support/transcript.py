@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from support.api.chat_command import PROMPT, in_terminal
 
-from chairlift.loadtest.servers.child import free_port
+from chairlift.loadtest.servers.ports import free_port
 
 PORT = 8000
 # The command of this environment comes first.

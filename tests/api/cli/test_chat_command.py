@@ -18,7 +18,7 @@ from support.tiny import tiny_model_dir
 
 from chairlift.api.admission.keys import NO_LIMITS, given_keys
 from chairlift.engine.messages import Submit
-from chairlift.loadtest.servers.child import free_port
+from chairlift.loadtest.servers.ports import free_port
 
 
 def prompt_of(request: Submit) -> str:

@@ -13,7 +13,8 @@ from playwright.sync_api import Browser, Page, Route, expect
 from support.models import write_reciting_gguf
 from support.page.browser import PATIENCE_MS, open_page
 
-from chairlift.loadtest.servers.child import ChildServer, ServerSpec, free_port
+from chairlift.loadtest.servers.child import ChildServer, ServerSpec
+from chairlift.loadtest.servers.ports import free_port
 
 pytestmark = pytest.mark.system
 CHAIRLIFT = str(Path(sys.executable).parent / "chairlift")

@@ -14,13 +14,14 @@ import pytest
 from support.api.server import (
     CHAIRLIFT,
     PATIENCE,
-    free_port,
     lenient,
     serving,
     until_metric,
 )
 from support.models import GGUF_VOCAB_SIZE, write_tiny_gguf
 from support.tiny import tiny_model
+
+from chairlift.loadtest.servers.ports import free_port
 
 pytestmark = pytest.mark.system
 # Far more tokens than any test waits for.

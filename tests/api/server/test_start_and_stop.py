@@ -26,7 +26,7 @@ from chairlift.api.server.sockets import bind_all
 from chairlift.api.settings import ServerSettings
 from chairlift.engine.client.supervision import Supervision
 from chairlift.engine.config import EngineConfig
-from chairlift.loadtest.servers.child import free_port
+from chairlift.loadtest.servers.ports import free_port
 
 pytestmark = pytest.mark.system
 CHAIRLIFT = Path(sys.executable).parent / "chairlift"

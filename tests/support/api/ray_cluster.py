@@ -18,7 +18,7 @@ from pathlib import Path
 from support.api.server_process import CHAIRLIFT, ended
 
 from chairlift.loadtest.servers import procfs
-from chairlift.loadtest.servers.child import free_port
+from chairlift.loadtest.servers.ports import free_port
 
 # Seconds that anything may take while other tests keep the machine busy.
 PATIENCE = 240.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from openai import AsyncOpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
 from chairlift.engine.config import DEFAULT_MODEL
+from chairlift.loadtest.servers.ports import free_port
 
 CHAIRLIFT = Path(sys.executable).parent / "chairlift"
 PATIENCE = 120.0
@@ -93,12 +93,6 @@ def serving(folder: Path, *arguments: str) -> Iterator[Server]:
     written = log.read_text()
     for trouble in ("Traceback", "Fatal", " ERROR ", "Warning"):
         assert trouble not in written, written
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as unused:
-        port: int = unused.getsockname()[1]
-        return port
 
 
 def wait_until_healthy(server: Server, log: Path) -> None:

@@ -22,7 +22,7 @@ import pytest
 
 from chairlift.api.server.sockets import bind
 from chairlift.loadtest.servers import procfs
-from chairlift.loadtest.servers.child import free_port
+from chairlift.loadtest.servers.ports import free_port
 
 CHAIRLIFT = Path(sys.executable).parent / "chairlift"
 # Seconds that a busy machine may take for anything.

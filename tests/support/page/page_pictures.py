@@ -12,7 +12,8 @@ from playwright.sync_api import expect
 from support.page.browser import chromium, open_page
 from support.paths import ROOT
 
-from chairlift.loadtest.servers.child import ChildServer, ServerSpec, free_port
+from chairlift.loadtest.servers.child import ChildServer, ServerSpec
+from chairlift.loadtest.servers.ports import free_port
 
 CHAIRLIFT = str(Path(sys.executable).parent / "chairlift")
 DOCS = ROOT / "docs" / "images"
