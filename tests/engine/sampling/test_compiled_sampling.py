@@ -85,7 +85,7 @@ def test_weights_and_their_sums(seed: int, numbers: int, rates: list[float], lea
         own = np.full(numbers + 1, 7.0, np.float32)
         weights.weigh(row, own[:numbers])
         assert own[numbers] == 7
-        assert own[:numbers] == pytest.approx(expected[row], rel=1e-5)
+        np.testing.assert_allclose(own[:numbers], expected[row], rtol=1e-5, atol=1e-12)
         kept = np.where(own[:numbers] >= np.float32(least), own[:numbers], 0).astype(np.float64)
         parts = [kept[part * length : (part + 1) * length].sum() for part in range(PARTS)]
         assert sums[row] == pytest.approx(parts, rel=1e-6)
