@@ -10,6 +10,7 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.models import cache as lm_cache
 
+from chairlift.engine.errors import RequestError
 from chairlift.engine.messages import PromptImage
 from chairlift.engine.model.vision.adapters import adapt
 from chairlift.engine.model.vision.families import family_of
@@ -160,14 +161,22 @@ class VisionModel(Module):
 
         Args:
             own: the tokens of its span of the prompt.
+
+        Raises:
+            RequestError: the model's code refuses the image, though its processor takes it. For
+                some types, such images are very long ones.
         """
-        with self._stages.recorded() as stages:
-            embedded = self._inputs.embedded(image, own)
-        parts = [self._inputs.at_places(embedded.inputs_embeds, image)]
-        if self._additions is not None:
-            parts += additions_of(embedded.deepstack_visual_embeds, image, self._family)
-        if self._family.has_plane:
-            parts.append(self._inputs.at_places(embedded.pos_hw, image))
+        try:
+            with self._stages.recorded() as stages:
+                embedded = self._inputs.embedded(image, own)
+            parts = [self._inputs.at_places(embedded.inputs_embeds, image)]
+            if self._additions is not None:
+                parts += additions_of(embedded.deepstack_visual_embeds, image, self._family)
+            if self._family.has_plane:
+                parts.append(self._inputs.at_places(embedded.pos_hw, image))
+        except (AssertionError, IndexError, ValueError) as error:  # what checks of sizes raise
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            raise RequestError(f"messages: the model cannot take an image: {reason}") from error
         return [*stages, Stage("embeddings", mx.concatenate(parts, axis=-1))]
 
     def shifts(self, prompt: Sequence[int], images: Sequence[PromptImage]) -> Positions | None:

@@ -8,10 +8,13 @@ import pytest
 from support.engine.bench import Bench
 from support.vision.processors import PROCESSORS
 from support.vision.prompts import TinyPrompts
+from support.vision.vision_dir import picture
 
+from chairlift.engine.messages import ImageSource
 from chairlift.engine.model import attention
 from chairlift.engine.model.vision.families import Family, family_of
 from chairlift.engine.model.vision.processors.processing import Processing, processing_of
+from chairlift.engine.model.vision.processors.processor import prepare
 
 # Types that are called, or whose processors are, in a way of their own. PaliGemma is compared
 # elsewhere: mlx-vlm's ``generate_step`` leaves out the mask by which its tokens see each other.
@@ -47,3 +50,25 @@ def test_an_engine_generates_the_tokens_of_mlx_vlm(tmp_path: Path, model_type: s
         expected.append([int(token) for token, _ in steps])
     bench.drain()
     assert [bench.tokens(str(number)) for number in range(len(expected))] == expected
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("model_type", "height"), [("gemma4_unified", 4), ("kimi_vl", 60), ("lfm2_vl", 4)]
+)
+def test_an_image_that_only_the_processor_takes_is_an_error_of_the_client(
+    tmp_path: Path, model_type: str, height: int
+) -> None:
+    """mlx-vlm's models of these types fail for some very long images."""
+    tiny = TinyPrompts(tmp_path, model_type)
+    bench = Bench(tiny.model, tokens=1024)
+    long = ImageSource(picture(1, 600, height), None, "auto")
+    tokens, images = prepare(tiny.processor, tiny.text(1), [long])
+    bench.submit("long", tokens, 4, reading={"images": images})
+    tokens, images = tiny.prepared([0])
+    bench.submit("good", tokens, 4, reading={"images": images})
+    bench.drain()
+    (last,) = bench.outputs["long", 0]
+    assert (last.finish, last.client_error) == ("error", True)
+    assert str(last.error).startswith("messages: the model cannot take an image: ")
+    assert len(bench.tokens("good")) == 4
