@@ -64,9 +64,12 @@ class Chunks:
         limit, stretch = self._limits.step_seconds, self._limits.max_step_stretch
         if not stretch or limit == math.inf:
             return limit
-        alone = self._rows_only.any_plain(rows.rows)
-        if alone is None:
+        measured = self._rows_only.any_plain(rows.rows)
+        if measured is None:
             return limit  # a guess of how long so many rows take could be wrong by any factor
+        # The first is too long where contexts have grown since, because longer contexts come with
+        # more rows; the second for more rows than most steps have.
+        alone = min(measured, self.cost.seconds(rows))
         with_any = self.cost.seconds(rows.with_chunk(0, 1))
         # If even one prompt token makes a step much longer (``first``), prompts get twice that
         # time. Otherwise few tokens would fit, and all of many steps would be that much longer.
