@@ -30,8 +30,9 @@ class Chunks:
         self._limits = limits
         self._min_tokens = max(MIN_CHUNK, limits.chunk_multiple)
         self.cost = CostModel()
-        # Steps without prompts: other steps do not show the time of the rows.
-        self._rows_only = StepTimes()
+        # Steps without prompts: other steps do not show the time of the rows. The shortest count,
+        # because a step that follows longer ones often takes longer itself.
+        self._rows_only = StepTimes(min)
 
     def learn(self, work: Work, seconds: float) -> None:
         """Learns from a finished step how long such work takes."""

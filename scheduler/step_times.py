@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from statistics import fmean, median
 from typing import NamedTuple
@@ -71,10 +71,14 @@ class StepTimes:
     """The seconds of the last steps of each size, with drafts and without.
 
     Numbers of tokens that ``step_size`` maps to the same number are one size.
+
+    Args:
+        middle: the time of a size, from those of its steps. A step takes longer where the machine
+            is busy with something else, but never less.
     """
 
-    def __init__(self) -> None:
-        self._plain, self._drafted = _Sizes(), _Sizes()
+    def __init__(self, middle: Callable[[Sequence[float]], float] = median) -> None:
+        self._plain, self._drafted = _Sizes(middle), _Sizes(middle)
         # Sizes with drafts of which there was a step.
         self._begun: set[int] = set()
 
@@ -113,13 +117,13 @@ class StepTimes:
     def any_plain(self, rows: int) -> float | None:
         """As ``plain``, but from steps of other sizes where there are none of this one.
 
-        None if no measured size has at least two thirds as many rows. Half as many rows may take
-        as long, or half as long.
+        As the largest size, if that has fewer rows; None if it does not have at least two thirds as
+        many. Half as many rows may take as long, or half as long.
         """
         points = [*self._plain.points(self._drafted.slope()).values()]
         if not points or 3 * points[-1].tokens + 1 < 2 * rows:
             return None
-        return Curve(points).seconds(rows)
+        return Curve(points).seconds(min(rows, int(points[-1].tokens)))
 
     def drafted(self) -> dict[int, Point]:
         """The time of each size with drafts of which enough steps were measured, in order."""
@@ -173,8 +177,9 @@ class _Sizes:
         context: the present one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, middle: Callable[[Sequence[float]], float]) -> None:
         self.context = 0.0
+        self._of_steps = middle
         self._context_cost = _ContextCost()
         self._steps: dict[int, deque[_Step]] = {}
         # The middle of those of which there are enough.
@@ -190,7 +195,7 @@ class _Sizes:
         steps.append(step)
         if len(steps) >= KNOWN:
             tokens, seconds, context = zip(*steps, strict=True)
-            self._middle[size] = _Step(fmean(tokens), median(seconds), fmean(context))
+            self._middle[size] = _Step(fmean(tokens), self._of_steps(seconds), fmean(context))
             self._context_cost.learn(size, step, self._middle[size])
 
     def slope(self, expected: float = 0.0) -> float:
