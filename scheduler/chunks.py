@@ -9,6 +9,7 @@ from chairlift.scheduler.cost import CostModel, Work
 from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.sequence import Sequence
 from chairlift.scheduler.siblings import MIN_SHARED
+from chairlift.scheduler.step_times import StepTimes
 
 # A step computes at least this many tokens of its first prompt, however long that takes.
 MIN_CHUNK = 32
@@ -29,19 +30,27 @@ class Chunks:
         self._limits = limits
         self._min_tokens = max(MIN_CHUNK, limits.chunk_multiple)
         self.cost = CostModel()
-        # Learns from steps without prompts only: other steps do not show the time of the rows.
-        self._rows_only = CostModel()
+        # Steps without prompts: other steps do not show the time of the rows.
+        self._rows_only = StepTimes()
 
     def learn(self, work: Work, seconds: float) -> None:
         """Learns from a finished step how long such work takes."""
         self.cost.learn(work, seconds)
-        if not work.tokens:
-            self._rows_only.learn(work, seconds)
+        self._rows_only.learn(work, seconds)
 
     def prefill_seconds(self, sequence: Sequence, begun: int) -> float:
         """The predicted seconds of a prompt after its first ``begun`` tokens; 0 before any step."""
         left = sequence.num_tokens - begun
         return self.cost.seconds(Work().with_chunk(begun, left, sequence.scored))
+
+    def needs_rows_alone(self, rows: int) -> bool:
+        """Whether a step of so many rows should have no prompts, to measure how long it takes.
+
+        Otherwise, while many prompts wait, no step would show that; see ``seconds``.
+        """
+        limits = self._limits
+        stretches = limits.max_step_stretch > 0 and limits.step_seconds < math.inf
+        return rows > 0 and stretches and self._rows_only.any_plain(rows) is None
 
     def seconds(self, rows: Work, prompt: Sequence) -> float:
         """The maximum seconds of a step with these rows; infinite without rows.
@@ -55,12 +64,13 @@ class Chunks:
         limit, stretch = self._limits.step_seconds, self._limits.max_step_stretch
         if not stretch or limit == math.inf:
             return limit
-        if not self.cost.knows(rows.rows):
+        measured = self._rows_only.any_plain(rows.rows)
+        if measured is None:
             return limit  # a guess of how long so many rows take could be wrong by any factor
-        # Before a step of about as many rows without prompts, the time of the rows cannot be
-        # separated from the time that any prompt adds.
+        # The first is too long where contexts have grown since, because longer contexts come with
+        # more rows; the second for more rows than most steps have.
+        alone = min(measured, self.cost.seconds(rows))
         with_any = self.cost.seconds(rows.with_chunk(0, 1))
-        alone = self._rows_only.seconds(rows) if self._rows_only.knows(rows.rows) else with_any
         # If even one prompt token makes a step much longer (``first``), prompts get twice that
         # time. Otherwise few tokens would fit, and all of many steps would be that much longer.
         first = max(0.0, with_any - alone)

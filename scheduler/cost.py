@@ -102,10 +102,9 @@ def _kind(work: Work) -> _Kind:
 
 
 class _Step(NamedTuple):
-    """A remembered step: its number, its rows, and its scaled work divided by its seconds."""
+    """A remembered step: its number, and its scaled work divided by its seconds."""
 
     number: int
-    rows: int
     work: list[float]
 
 
@@ -134,7 +133,7 @@ class CostModel:
         seconds = max(seconds, MIN_SECONDS)
         self._learned += 1
         scaled = [number / seconds for number in work.scaled]
-        steps.append(_Step(self._learned, work.rows, scaled))
+        steps.append(_Step(self._learned, scaled))
         self._count(steps[-1].work, 1)
         if len(steps) > REMEMBERED:
             self._count(steps.popleft().work, -1)
@@ -149,13 +148,6 @@ class CostModel:
             self._fit(ROUNDS * min(self._unfitted, MAX_UNFITTED))
             self._unfitted = 0
         return math.fsum(map(mul, self._costs, work.scaled))
-
-    def knows(self, rows: int) -> bool:
-        """Whether a step with at least about half as many rows is remembered.
-
-        The time of one row does not say how much of it each further row takes.
-        """
-        return any(2 * step.rows + 1 >= rows for steps in self._steps.values() for step in steps)
 
     def tokens_within(self, work: Work, seconds: float, begun: int, scored: bool = False) -> float:
         """Returns how many more tokens of a prompt fit into a step of at most ``seconds``.

@@ -9,7 +9,6 @@ that may be better than they were, or were never measured, are tried from time t
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
@@ -19,7 +18,7 @@ from typing import NamedTuple, Protocol
 from chairlift.cache.pages.page import step_size
 from chairlift.scheduler.cost import Work
 from chairlift.scheduler.sequence import Sequence
-from chairlift.scheduler.step_times import KNOWN, Point, StepTimes
+from chairlift.scheduler.step_times import KNOWN, Curve, Point, StepTimes
 
 # A step with drafts must be expected to be better by this factor: predictions have errors.
 MIN_GAIN = 1.03
@@ -123,7 +122,7 @@ class DraftChooser:
     def _best(self, options: _Options, rows: int, plain: float) -> int:
         """The draft tokens with the highest expected rate, or those of a trial; 0 for none."""
         known = self._times.drafted()
-        curve = _Curve([Point(rows, plain), *(p for p in known.values() if p.tokens > rows)])
+        curve = Curve([Point(rows, plain), *(p for p in known.values() if p.tokens > rows)])
         best, best_rate = 0, MIN_GAIN * rows / plain
         for count, gain in options.gains:
             rate = (rows + gain) / curve.seconds(rows + count)
@@ -136,7 +135,7 @@ class DraftChooser:
             return best
         # A step takes at least as long as a smaller one whose time can be trusted.
         trusted = {size: point for size, point in known.items() if not self._is_old(size)}
-        least = _Curve([Point(rows, plain), *(p for p in trusted.values() if p.tokens > rows)])
+        least = Curve([Point(rows, plain), *(p for p in trusted.values() if p.tokens > rows)])
         for count, gain in options.gains:
             size = step_size(rows + count)
             if size in trusted or count == best or not (due or size == self._tried):
@@ -157,35 +156,6 @@ class DraftChooser:
     def _is_old(self, size: int) -> bool:
         """Whether a size may have become better since it was measured."""
         return self._steps - self._last.get(size, 0) > max(TRUSTED, self._period)
-
-
-class _Curve:
-    """The seconds of a step by its tokens: straight lines between points.
-
-    Args:
-        points: in the order of their tokens, at least one. More tokens never take less time.
-    """
-
-    def __init__(self, points: Seq[Point]) -> None:
-        self._tokens = [point.tokens for point in points]
-        self._seconds = [*accumulate((point.seconds for point in points), max)]
-
-    def seconds(self, tokens: int) -> float:
-        """The seconds of a step of ``tokens`` tokens, at least as many as the first point has."""
-        after = bisect_left(self._tokens, tokens)
-        if after == 0:
-            return self._seconds[0]
-        if after == len(self._tokens):
-            if after == 1:
-                return self._seconds[0]
-            after -= 1  # goes on as between the last two
-        begin, end = self._tokens[after - 1], self._tokens[after]
-        low, high = self._seconds[after - 1], self._seconds[after]
-        return low + (high - low) * (tokens - begin) / (end - begin)
-
-    def before(self, tokens: int) -> float:
-        """The seconds of the last point with fewer tokens."""
-        return self._seconds[max(0, bisect_left(self._tokens, tokens) - 1)]
 
 
 class _Options(Protocol):

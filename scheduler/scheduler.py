@@ -15,7 +15,7 @@ from chairlift.scheduler.drafts import Chosen, DraftChooser, Drafts
 from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.plan import Plan
 from chairlift.scheduler.queue import Queue
-from chairlift.scheduler.sequence import Sequence
+from chairlift.scheduler.sequence import Sequence, first_to_yield
 from chairlift.scheduler.siblings import Sibling, sibling_of
 from chairlift.scheduler.step_memory.bands import ONE_BAND
 from chairlift.scheduler.step_memory.capacity_planner import MAX_MOVES
@@ -93,6 +93,8 @@ class Scheduler:
         self._joining: dict[Sequence, Sequence] = {}
         # The sequences with a row in the step that was committed last.
         self._rows: list[Sequence] = []
+        # Whether that step had no prompts.
+        self._rows_alone = False
         self._bands = ONE_BAND
         self._by_request: dict[str, dict[Sequence, None]] = {}
         self._numbers = count()
@@ -174,13 +176,17 @@ class Scheduler:
         """
         self.waiting.unblock_ready()
         room = self._make_room(now, drafts or {})
+        alone = self._leaves_out_prompts(room)
+        if alone and room.drafts:
+            room = self._make_room(now, {})
         self._drafts.count_step(len(room.decode), room.drafts)
         prompts = StepPrompts(
             *(self.limits, self._chunk_sizes, room.memory, self._admissible_prefix),
             *(room.prefill, room.capacities, room.work, self._step_seconds(room) - spent),
         )
-        # After a preemption nothing begins: the preempted sequence may be due before the waiting.
-        prompts.fill(() if room.preempted else self.waiting.ready)
+        if not alone:
+            # After a preemption nothing begins: the preempted may be due before the waiting.
+            prompts.fill(() if room.preempted else self.waiting.ready)
         for sequence, sibling in prompts.followers:
             self.waiting.set_behind(sequence, sibling)
         return self._plan_of(room, prompts)
@@ -202,6 +208,7 @@ class Scheduler:
             self.prefilling = [s for s in self.prefilling if s not in ended]
             self.running = [s for s in self.running if s not in ended] + list(computed)
         self._rows = [*plan.decode, *plan.joins]
+        self._rows_alone = not plan.chunks
         self._joining = plan.joins
         self._bands = plan.bands
         for sequence, band in plan.decode.items():
@@ -257,12 +264,18 @@ class Scheduler:
             if drafts:
                 drafts = {}
             elif not memory.moved:
-                sequence = _first_to_yield([*decode, *prefill])
+                sequence = first_to_yield([*decode, *prefill])
                 (prefill if sequence in prefill else decode).remove(sequence)
                 preempted.append(sequence)
             memory = self._planner(decode, prefill, now, moves=0)
         work = Work(len(decode), memory.context, drafts=sum(map(len, drafts.values())))
         return _Room(decode, prefill, preempted, drafts, memory, capacities, work)
+
+    def _leaves_out_prompts(self, room: _Room) -> bool:
+        """Whether a step has no prompts although some wait; see ``Chunks.needs_rows_alone``."""
+        if self._rows_alone or not self._chunk_sizes.needs_rows_alone(len(room.decode)):
+            return False
+        return bool(self._prompts(room.prefill, room.memory.rows))
 
     def _step_seconds(self, room: _Room) -> float:
         """The maximum seconds of a step; infinite if it cannot have prompts.
@@ -330,15 +343,3 @@ class Scheduler:
             assert sequence.computed == sequence.num_tokens - (1 if sequence.rows else 0)
         for sequence in self.waiting:
             assert sequence.computed == 0
-
-
-def _first_to_yield(sequences: list[Sequence]) -> Sequence:
-    """Picks the preemption victim: lowest class, latest due, never the globally first.
-
-    The first always fits alone (``Limits.max_context``), so one sequence always advances, and each
-    becomes the first at some point. It may not fit beside the buffers of sequences that have just
-    yielded: then it yields too, and begins first in the next step, when these buffers are freed.
-    """
-    first = min(sequences, key=lambda s: s.rank)
-    others = [s for s in sequences if s is not first]
-    return max(others or [first], key=lambda s: (s.priority, s.rank))

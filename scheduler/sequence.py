@@ -198,3 +198,15 @@ class Sequence:
     def forget_prefix(self) -> None:
         """Drops the result of the last look-up in the prefix cache."""
         self.match, self.pages, self.copies_page = NO_MATCH, (), False
+
+
+def first_to_yield(sequences: list[Sequence]) -> Sequence:
+    """Picks the preemption victim: lowest class, latest due, never the globally first.
+
+    The first always fits alone (``Limits.max_context``), so one sequence always advances, and each
+    becomes the first at some point. It may not fit beside the buffers of sequences that have just
+    yielded: then it yields too, and begins first in the next step, when these buffers are freed.
+    """
+    first = min(sequences, key=lambda s: s.rank)
+    others = [s for s in sequences if s is not first]
+    return max(others or [first], key=lambda s: (s.priority, s.rank))

@@ -8,7 +8,10 @@ measured with different contexts are compared as if all had the last one.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
+from collections.abc import Sequence
+from itertools import accumulate
 from statistics import fmean, median
 from typing import NamedTuple
 
@@ -35,6 +38,35 @@ class Point(NamedTuple):
     seconds: float
 
 
+class Curve:
+    """The seconds of a step by its tokens: straight lines between points.
+
+    Args:
+        points: in the order of their tokens, at least one. More tokens never take less time.
+    """
+
+    def __init__(self, points: Sequence[Point]) -> None:
+        self._tokens = [point.tokens for point in points]
+        self._seconds = [*accumulate((point.seconds for point in points), max)]
+
+    def seconds(self, tokens: int) -> float:
+        """The seconds of a step of ``tokens`` tokens, at least as many as the first point has."""
+        after = bisect_left(self._tokens, tokens)
+        if after == 0:
+            return self._seconds[0]
+        if after == len(self._tokens):
+            if after == 1:
+                return self._seconds[0]
+            after -= 1  # goes on as between the last two
+        begin, end = self._tokens[after - 1], self._tokens[after]
+        low, high = self._seconds[after - 1], self._seconds[after]
+        return low + (high - low) * (tokens - begin) / (end - begin)
+
+    def before(self, tokens: int) -> float:
+        """The seconds of the last point with fewer tokens."""
+        return self._seconds[max(0, bisect_left(self._tokens, tokens) - 1)]
+
+
 class StepTimes:
     """The seconds of the last steps of each size, with drafts and without.
 
@@ -52,10 +84,10 @@ class StepTimes:
         The first step of a size with drafts does not count: something may happen only once in it,
         such as compiling a kernel.
         """
+        self._plain.context = self._drafted.context = work.context
         if work.tokens:
             return
         step = _Step(work.rows + work.drafts, seconds, work.context)
-        self._plain.context = self._drafted.context = work.context
         if not work.drafts:
             self._plain.learn(step)
         elif (size := step_size(work.rows + work.drafts)) in self._begun:
@@ -77,6 +109,17 @@ class StepTimes:
         # There may be few steps without drafts, and then their contexts hardly differ.
         point = self._plain.points(self._drafted.slope()).get(step_size(rows))
         return None if point is None else point.seconds
+
+    def any_plain(self, rows: int) -> float | None:
+        """As ``plain``, but from steps of other sizes where there are none of this one.
+
+        None if no measured size has at least two thirds as many rows. Half as many rows may take
+        as long, or half as long.
+        """
+        points = [*self._plain.points(self._drafted.slope()).values()]
+        if not points or 3 * points[-1].tokens + 1 < 2 * rows:
+            return None
+        return Curve(points).seconds(rows)
 
     def drafted(self) -> dict[int, Point]:
         """The time of each size with drafts of which enough steps were measured, in order."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -91,19 +91,28 @@ def fingerprint(*identity: str | int | None) -> str:
     return hashlib.sha256(json.dumps([FORMAT, *identity]).encode()).hexdigest()
 
 
-def weights_sample(files: Sequence[Path], blocks: int = 256, block: int = 4096) -> str:
-    """A digest of each file's size and of ``blocks`` evenly spaced blocks of ``block`` bytes.
+def weights_sample(
+    files: Mapping[Path, Sequence[int]], blocks: int = 256, block: int = 4096
+) -> str:
+    """A digest of each file's size and of some of its blocks, of ``block`` bytes each.
+
+    These are the first one of each tensor, because a model may differ from another in a few small
+    tensors only, and ``blocks`` evenly spaced ones, for large tensors that differ in a part.
+
+    Args:
+        files: the positions of the first byte of each file's tensors.
 
     Raises:
         OSError: a file cannot be read.
     """
     digest = hashlib.sha256()
-    for path in files:
+    for path, tensors in files.items():
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             digest.update(f"{size};".encode())
-            for i in range(blocks):
-                file.seek((size - block) * i // max(1, blocks - 1) if size > block else 0)
+            spaced = (max(0, size - block) * i // max(1, blocks - 1) for i in range(blocks))
+            for start in sorted({*spaced, *tensors}):
+                file.seek(start)
                 digest.update(file.read(block))
     return digest.hexdigest()
 

@@ -32,6 +32,7 @@ from chairlift.engine.errors import ModelError
 from chairlift.engine.grammar.compiler import Compiler
 from chairlift.engine.grammar.language import Lexicon, lexicon
 from chairlift.engine.hub.source import ModelSource, resolve
+from chairlift.engine.hub.weights import tensor_places
 from chairlift.engine.lora.adapters import AdapterLimits
 from chairlift.engine.messages import Loading, ModelInfo, OnProgress
 from chairlift.engine.model.loader import LoadedModel, load_model
@@ -282,7 +283,6 @@ def _store(
     directory = config.prefix_cache_dir
     if directory is None or source is None:
         return None
-    weights = [source.path] if source.kind == "gguf" else sorted(source.path.glob("*.safetensors"))
     stored: list[int | str] = [config.kv_bits, config.kv_group_size] if config.kv_bits else []
     if isinstance(storage, HalfPrecision):
         stored.append("float16")
@@ -292,7 +292,7 @@ def _store(
             loaded.architecture,
             loaded.dtype,
             configuration,
-            weights_sample(weights),
+            weights_sample(tensor_places(source)),
             *stored,
         )
         kinds = [layer.kind for layer in layers]

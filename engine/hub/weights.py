@@ -1,4 +1,4 @@
-"""Predicts the memory that a model's weights will take, from the headers of its files."""
+"""The headers of a model's files: the memory that its weights will take, and their places."""
 
 from __future__ import annotations
 
@@ -61,9 +61,27 @@ def weight_size(source: ModelSource, dtype: str, on_cpu: bool) -> WeightSize:
     total = sum(
         _tensor_bytes(tensor, width, config if unpacked else {})
         for shard in sorted(source.path.glob(WEIGHTS))
-        for tensor in _tensors(shard)
+        for _, tensor in _placed(shard)
     )
     return WeightSize(total, _vocabulary(config))
+
+
+def tensor_places(source: ModelSource) -> dict[Path, list[int]]:
+    """The positions of the first byte of each tensor, by file.
+
+    Files that no text model is loaded from are included, but not read: they have no positions.
+
+    Raises:
+        ModelError: a file cannot be read.
+    """
+    if source.kind == "gguf":
+        return {source.path: [one.start for one in GGUFFile(source.path).tensors.values()]}
+    return {
+        path: [begin + int(tensor["data_offsets"][0]) for begin, tensor in _placed(path)]
+        if path.match(WEIGHTS)
+        else []
+        for path in sorted(source.path.glob("*.safetensors"))
+    }
 
 
 def _gguf_size(file: GGUFFile, width: int, keeps_blocks: bool) -> WeightSize:
@@ -86,15 +104,15 @@ def _tensor_bytes(tensor: Mapping[str, Any], width: int | None, packed: Mapping[
     return stored if width is None or own is None else stored // own * width
 
 
-def _tensors(shard: Path) -> Iterator[Mapping[str, Any]]:
-    """The entries of a safetensors file's header."""
+def _placed(shard: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """The entries of a safetensors file's header, each with the position that it counts from."""
     try:
         with shard.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
             if length > _MAX_HEADER:
                 raise ValueError
             header = json.loads(file.read(length))
-        yield from (entry for name, entry in header.items() if name != "__metadata__")
+        yield from ((8 + length, entry) for name, entry in header.items() if name != "__metadata__")
     except OSError as error:
         raise ModelError(f"{shard}: cannot be read: {error.strerror}") from error
     except (ValueError, struct.error, AttributeError) as error:

@@ -7,8 +7,9 @@ from typing import Literal
 import msgspec
 
 MAX_TOKENS = 64
-# Without a configuration: grammars and predicted outputs propose tokens, too.
-DEFAULT_TOKENS = 8
+# Without a configuration: grammars and predicted outputs propose tokens, too. A step with one row
+# and this many tokens of a draft needs no padding (``cache.pages.page.step_size``).
+DEFAULT_TOKENS = 31
 MAX_LOOKUP = 64
 # The least and the most tokens of a match, where neither is configured.
 DEFAULT_LOOKUP = 2, 5
@@ -22,7 +23,8 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
             in the prompt and the output; "draft_model" asks a smaller model of the same vocabulary.
             None: "draft_model" with a ``model``, else "ngram".
         model: the draft model: a hub id, a directory or a ``.gguf`` file.
-        num_speculative_tokens: maximum proposed tokens of a row in one step.
+        num_speculative_tokens: maximum proposed tokens of a row in one step; fewer with many rows
+            (``speculation.speculator``).
         prompt_lookup_min: how many last tokens have to be found, at least. None: 2, or
             ``prompt_lookup_max`` if that is less.
         prompt_lookup_max: a longer match counts no more than one of this many tokens. None: 5, or

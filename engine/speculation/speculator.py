@@ -21,6 +21,9 @@ from chairlift.scheduler.sequence import Sequence
 MAX_PERIOD = 16
 # Rows' proposals of which no draft is chosen, before that.
 PATIENCE = 8
+# At most MAX_PROPOSED tokens are proposed for all rows together, or MIN_LENGTH for each: from there
+# on, the time of a step grows with each token.
+MAX_PROPOSED, MIN_LENGTH = 256, 8
 _DRAFT_MODEL = "draft model"
 
 
@@ -158,8 +161,9 @@ class Speculator:
 
     def _guesses(self, sequences: Iterable[Sequence], drafts: Drafts) -> dict[Sequence, Draft]:
         """Drafts as the draft model may propose them, with arbitrary tokens."""
+        length = self._longest(len(self._rows))
         return {
-            s: self._draft([0] * self._tokens, _DRAFT_MODEL, self._rows[s])
+            s: self._draft([0] * length, _DRAFT_MODEL, self._rows[s])
             for s in sequences
             if s not in drafts
         }
@@ -168,8 +172,9 @@ class Speculator:
         chance = self._acceptance.chance(source, row.rate)
         return Draft(tokens, list(accumulate(repeat(chance, len(tokens)), mul)))
 
-    def _propose(self, sequences: Iterable[Sequence]) -> dict[Sequence, Draft]:
+    def _propose(self, sequences: Seq[Sequence]) -> dict[Sequence, Draft]:
         self.observe()
+        length = self._longest(len(sequences))
         known, self._rows = self._rows, {}
         drafts: dict[Sequence, Draft] = {}
         for sequence in sequences:
@@ -177,17 +182,22 @@ class Speculator:
             self._rows[sequence] = row
             if row.proposed is not None:
                 self._unseen.append((row.proposed, row, sequence.tokens[row.position :]))
-            row.proposed, row.position = self._proposal(sequence, row), len(sequence.tokens)
+            row.proposed = self._proposal(sequence, row, length)
+            row.position = len(sequence.tokens)
             if row.proposed is not None:
                 drafts[sequence] = self._draft(*row.proposed, row)
         return drafts
 
-    def _proposal(self, sequence: Sequence, row: _Row) -> Proposal | None:
+    def _longest(self, rows: int) -> int:
+        """The maximum tokens of a draft beside as many rows."""
+        return min(self._tokens, max(MIN_LENGTH, MAX_PROPOSED // max(1, rows)))
+
+    def _proposal(self, sequence: Sequence, row: _Row, length: int) -> Proposal | None:
         """The first proposal of which the sequence's grammar allows any token."""
-        if forced := self._constraints.forced(sequence)[: self._tokens]:
+        if forced := self._constraints.forced(sequence)[:length]:
             proposals: Iterable[Proposal | None] = [Proposal(forced, "forced")]
         else:
-            proposals = (proposer.propose(sequence, self._tokens) for proposer in row.proposers)
+            proposals = (proposer.propose(sequence, length) for proposer in row.proposers)
         for proposal in proposals:
             if proposal is not None:
                 allowed = self._constraints.foresee(sequence, proposal.tokens)

@@ -10,8 +10,8 @@ from support.scheduler.fuzz_counts import Counts
 
 from chairlift.cache.capacity import Capacity, KVGeometry
 from chairlift.scheduler.limits import Limits
-from chairlift.scheduler.scheduler import Scheduler, _first_to_yield
-from chairlift.scheduler.sequence import Sequence
+from chairlift.scheduler.scheduler import Scheduler
+from chairlift.scheduler.sequence import Sequence, first_to_yield
 from chairlift.scheduler.simulate.machine import StepCost
 from chairlift.scheduler.simulate.report import figures
 from chairlift.scheduler.simulate.simulation import Simulation
@@ -92,4 +92,4 @@ def test_a_row_that_does_not_fit_beside_leaving_rows_is_preempted_and_begins_aga
     scheduler.check_integrity()
     plan = scheduler.plan(plan.capacities)
     assert list(plan.cached) == [sequence]
-    assert _first_to_yield([sequence]) is sequence
+    assert first_to_yield([sequence]) is sequence

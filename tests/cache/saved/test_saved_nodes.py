@@ -133,12 +133,12 @@ def test_fingerprints_differ_in_every_part(tmp_path: Path) -> None:
     assert len({fingerprint(*p) for p in (*others, parts, ["llama{}", *parts[2:]])}) == 7
     weights = tmp_path / "w"
     weights.write_bytes(bytes(100_000))
-    before = weights_sample([weights], blocks=4, block=16)
+    before = weights_sample({weights: []}, blocks=4, block=16)
     for place in (0, 99_999, 33_330):
         weights.write_bytes(bytes(place) + b"x" + bytes(99_999 - place))
-        assert weights_sample([weights], blocks=4, block=16) != before
+        assert weights_sample({weights: []}, blocks=4, block=16) != before
     weights.write_bytes(b"")
-    assert weights_sample([weights]) != before
+    assert weights_sample({weights: []}) != before
 
 
 def test_prefix_digests_do_not_depend_on_where_nodes_are_split() -> None:
