@@ -95,7 +95,8 @@ PYTEST = LD_PRELOAD=$$(ls $(CURDIR)/$(VENV)/tcmalloc/usr/lib/*/libtcmalloc_minim
 SERVE := $(VENV)/.serve$(if $(EXTRA),-$(EXTRA))
 DEV := $(VENV)/.dev
 
-.PHONY: serve test test-fast lint docs reference dist conformance conformance-vision setup dev clean chromium
+.PHONY: serve test test-fast lint docs reference kernels dist conformance conformance-vision setup dev clean \
+	chromium
 
 setup: $(SERVE)
 
@@ -152,6 +153,11 @@ reference: dev
 	$(BIN)/python -m chairlift.api.server.field_table >docs/reference/fields.md
 	$(BIN)/python -m chairlift.engine.device.reference >docs/reference/defaults.md
 	$(BIN)/python -m chairlift.metrics.reference >docs/reference/metrics.md
+
+# Compiles all CUDA kernels, and writes what NVIDIA's compiler has made of each: the tests compile only
+# those that have changed since. Takes minutes.
+kernels: dev
+	COMPILE_KERNELS=1 $(BIN)/pytest tests/engine/cuda/test_device_code.py
 
 # Builds the documentation site into build/site; fails on a broken link.
 docs: dev

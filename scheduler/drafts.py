@@ -221,8 +221,7 @@ def _room(sequence: Sequence) -> int:
 
 
 def _cut(sequence: Sequence, draft: Draft | None) -> Draft | None:
-    room = _room(sequence)
-    if draft is None or room < 1:
+    if draft is None or (room := _room(sequence)) < 1:
         return None
     if len(draft.tokens) <= room:
         return draft

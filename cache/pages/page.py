@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from chairlift.cache.capacity import rounded_up
 
 # Tokens of a page. Attention looks up one table entry for this many tokens, and half a page of each
@@ -16,6 +18,7 @@ def page_count(tokens: int) -> int:
     return -(-tokens // PAGE_TOKENS)
 
 
+@functools.cache
 def step_size(tokens: int) -> int:
     """The number of tokens that a step of ``tokens`` tokens is computed with; the rest is padding.
 

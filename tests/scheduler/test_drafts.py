@@ -78,7 +78,7 @@ class _Run:
         return self._kept(lengths) / self._taken(sum(lengths))
 
     def _kept(self, lengths: list[int]) -> float:
-        return len(self.sequences) + sum(self._gains[n] for n in lengths)
+        return len(self.sequences) + sum(map(self._gains.__getitem__, lengths))
 
     def _taken(self, drafts: int) -> float:
         seconds = self._seconds(len(self.sequences), drafts)
@@ -100,8 +100,9 @@ class _Run:
             taken *= self._random.uniform(0.97, 1.03)
         self.chooser.learn(Work(rows, int(self._context), drafts=count), taken)
         self.counts.append(count)
-        rate = self.rate(lengths)
-        self._context += self._kept(lengths)
+        kept = self._kept(lengths)
+        rate = kept / self._taken(count)
+        self._context += kept
         return rate
 
     def best(self) -> float:

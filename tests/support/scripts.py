@@ -1,7 +1,8 @@
 """Runs Python scripts, each unchanged and in a process of its own, forked after common imports.
 
-``python tests/support/scripts.py AT_ONCE FILE...`` runs the files, so many at a time. Beside each
-it writes what the script prints, to FILE.out and FILE.err, and its exit code, to FILE.code.
+``python tests/support/scripts.py LIBRARY,... AT_ONCE FILE...`` runs the files, so many at a time,
+after these imports. Beside each it writes what the script prints, to FILE.out and FILE.err, and its
+exit code, to FILE.code.
 """
 
 from __future__ import annotations
@@ -16,17 +17,23 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-# Half of a short script's time is the import of one of these. `openai` imports its resources only
-# when they are used.
-_LIBRARIES = ("openai", "openai.resources", "anthropic", "pydantic")
+# Half of the time of a client's short script is the import of one of these. `openai` imports its
+# resources only when they are used.
+CLIENTS = ("openai", "openai.resources", "anthropic", "pydantic")
+# Most of the time of a server that soon ends with an error.
+SERVER = ("chairlift.api.cli.serve", "mlx_lm", "chairlift.api.server.serve")
 _SECONDS = 300
 
 
 def run_scripts(
-    files: Sequence[Path], at_once: int
+    files: Sequence[Path], at_once: int, libraries: Sequence[str] = CLIENTS
 ) -> dict[Path, subprocess.CompletedProcess[str]]:
     """Runs the files, ``at_once`` of them at a time; a script is killed after five minutes."""
-    subprocess.run([sys.executable, __file__, str(at_once), *map(str, files)], check=True)
+    command = [sys.executable, __file__, ",".join(libraries), str(at_once), *map(str, files)]
+    # As in the server: otherwise transformers advises users to install PyTorch.
+    subprocess.run(
+        command, env={**os.environ, "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}, check=True
+    )
     return {
         file: subprocess.CompletedProcess(
             [sys.executable, str(file)],
@@ -38,9 +45,9 @@ def run_scripts(
     }
 
 
-def _main(at_once: int, files: Sequence[Path]) -> None:
+def _main(libraries: Sequence[str], at_once: int, files: Sequence[Path]) -> None:
     gc.disable()  # imports leave no garbage; looking for some takes a sixth of their time
-    for library in _LIBRARIES:
+    for library in libraries:
         import_module(library)
     gc.freeze()
     running: dict[int, Path] = {}
@@ -73,4 +80,4 @@ def _wait_for_one(running: dict[int, Path]) -> None:
 
 
 if __name__ == "__main__":
-    _main(int(sys.argv[1]), [Path(name) for name in sys.argv[2:]])
+    _main(sys.argv[1].split(","), int(sys.argv[2]), [Path(name) for name in sys.argv[3:]])

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from support.scripts import SERVER, run_scripts
 from support.tiny import tiny_model_dir
 
 pytestmark = pytest.mark.system
@@ -98,18 +99,31 @@ CASES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def runs(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[Path, subprocess.CompletedProcess[str]]]:
+    """What the server says of each folder of the selected cases."""
+    paths, scripts = dict[str, Path](), dict[str, Path]()
+    for item in request.session.items:
+        if isinstance(item, pytest.Function) and item.function is test_a_damaged_folder_is_one_line:
+            case, folder = item.callspec.params["case"], tmp_path_factory.mktemp("damaged")
+            path = paths[case] = tiny_model_dir(folder, "llama")
+            damage, _ = CASES[case]
+            damage(path)
+            command = ["chairlift", "serve", str(path), "--port=0", "--log-level=warning"]
+            scripts[case] = folder / "serve.py"
+            scripts[case].write_text(f"import sys\nsys.argv = {command}\n{COMMAND}\n")
+    done = run_scripts(list(scripts.values()), 2, SERVER)
+    return {case: (paths[case], done[script]) for case, script in scripts.items()}
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_a_damaged_folder_is_one_line(case: str, tmp_path: Path) -> None:
-    damage, said = CASES[case]
-    path = tiny_model_dir(tmp_path, "llama")
-    damage(path)
-    done = subprocess.run(
-        [sys.executable, "-c", COMMAND, "serve", str(path), "--port=0", "--log-level=warning"],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+def test_a_damaged_folder_is_one_line(
+    case: str, runs: dict[str, tuple[Path, subprocess.CompletedProcess[str]]]
+) -> None:
+    _, said = CASES[case]
+    path, done = runs[case]
     assert done.returncode == 1, done.stderr
     errors = [line for line in done.stderr.splitlines() if " WARNING " not in line]
     assert len(errors) == 1, done.stderr

@@ -9,7 +9,7 @@ from types import ModuleType
 import mlx.core as mx
 import pytest
 from emulator.kernels import kernels_of
-from emulator.nvrtc import Compiled, CompiledKernel, folder
+from emulator.nvrtc import Compiled, CompiledKernel, folder, missing, write_record
 
 from chairlift.cache.pages.kernels import KeysValues
 from chairlift.cache.pages.page import PAGE_TOKENS
@@ -46,6 +46,12 @@ EIGHT, FOUR = Quantization(8, 64), Quantization(4, 32)
 INPUTS = 1024
 # Threads of a block take no more registers than this, or a launch fails.
 MAX_REGISTERS = 255
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _recorded() -> Iterator[None]:
+    yield
+    write_record()
 
 
 @pytest.fixture
@@ -298,3 +304,8 @@ def test_sampling(compiled: list[Compiled], vocabulary: int, dtype: mx.Dtype) ->
         sample(logits, changed, True, draws, -1, -2, 16)
     for kernel in compiled:
         assert kernel.registers <= 128, kernel  # or a block of 512 threads cannot be launched
+
+
+def test_the_kernels_are_those_of_the_record() -> None:
+    """The last test: it sees what the others have compiled."""
+    assert not missing(), "kernels have changed: run `make kernels`"

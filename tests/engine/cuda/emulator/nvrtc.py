@@ -2,6 +2,10 @@
 
 The source around a kernel is as in MLX's ``custom_kernel.cpp``, which has the compiler's library
 compile it when it is first called.
+
+A kernel takes a second, so ``compiled.json`` contains what the compiler has made of each source:
+only other sources are compiled, and one kernel of each header, which must give what the file says.
+``make kernels`` compiles all of them and writes the file.
 """
 
 from __future__ import annotations
@@ -9,8 +13,12 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
+import json
+import os
 import re
 from dataclasses import dataclass
+from hashlib import sha256
+from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +26,12 @@ import mlx.core as mx
 from emulator.kernels import TYPES, Kernel
 
 ARCHITECTURE = "sm_90"
+_OPTIONS = (f"-arch={ARCHITECTURE}", "-std=c++17", "--ptxas-options=-v")
+# NVIDIA's packages that a kernel is made with: the compiler and its headers.
+_PACKAGES = [f"nvidia-cuda-{name}" for name in ("nvrtc", "runtime", "crt", "cccl")]
+_FILE = Path(__file__).with_name("compiled.json")
+_INCLUDED = re.compile(r'^#include "(.+)"$', re.MULTILINE)
+_COMPILES_ALL = "COMPILE_KERNELS" in os.environ
 _PREAMBLE = """
 #include <cooperative_groups.h>
 #include <cuda_bf16.h>
@@ -85,7 +99,7 @@ extern "C" __global__ void {self.name}({", ".join(parameters)}) {{
 {self.source}
 }}
 """
-        registers, spilled = _compile(source, self.header)
+        registers, spilled = _registers(self.name, source, self.header)
         self.done.append(Compiled(self.name, registers, spilled))
         return [mx.zeros(shape, dtype) for shape, dtype in outputs]
 
@@ -105,25 +119,88 @@ def _libraries(path: Path) -> list[Path]:
 _headers: set[str] = set()  # of the kernels compiled so far
 
 
-@functools.cache
-def _compile(source: str, header: str) -> tuple[int, int]:
-    """Registers of a thread, and bytes that spilled.
+class Record(NamedTuple):
+    """What is known of kernels without compiling them.
 
-    Only the first kernel of each header is compiled after all that MLX includes: whether names
+    Attributes:
+        compiler: the versions of NVIDIA's packages that have compiled them.
+        kernels: registers of a thread, and bytes that spilled, by ``_key``.
+    """
+
+    compiler: str
+    kernels: dict[str, tuple[int, int]]
+
+
+@functools.cache
+def compiler() -> str:
+    return ", ".join(f"{name} {version(name)}" for name in _PACKAGES)
+
+
+@functools.cache
+def record() -> Record:
+    """The file's content."""
+    content = json.loads(_FILE.read_text())
+    return Record(content["compiler"], {key: tuple(of) for key, of in content["kernels"].items()})
+
+
+# The kernels that this process has compiled.
+compiled_here: dict[str, tuple[int, int]] = {}
+
+
+def missing() -> set[str]:
+    """The kernels that were compiled because the file, which this compiler wrote, lacks them."""
+    known = record()
+    return compiled_here.keys() - known.kernels if known.compiler == compiler() else set()
+
+
+def write_record() -> None:
+    """Writes the file, if all kernels were to be compiled."""
+    if _COMPILES_ALL:
+        kernels = dict(sorted(compiled_here.items()))
+        lines = ",\n".join(f'  "{key}": {list(of)}' for key, of in kernels.items())
+        _FILE.write_text(f'{{"compiler": "{compiler()}",\n"kernels": {{\n{lines}\n}}}}\n')
+        record.cache_clear()
+
+
+def _key(name: str, source: str) -> str:
+    """Names all that is compiled and how, wherever the included files are."""
+    text = "\n".join((_with_files(source), _PREAMBLE, _SHORT_PREAMBLE, *_OPTIONS))
+    return f"{name} {sha256(text.encode()).hexdigest()[:24]}"
+
+
+def _with_files(source: str) -> str:
+    """The source with our files in place of their inclusions."""
+    return _INCLUDED.sub(lambda found: _with_files(Path(found[1]).read_text()), source)
+
+
+@functools.cache
+def _registers(name: str, source: str, header: str) -> tuple[int, int]:
+    """Registers of a thread, and bytes that spilled, as compiled now or before.
+
+    The first kernel of each header is always compiled, after all that MLX includes: whether names
     collide depends on the header, not on a kernel's template arguments.
     """
+    key, known = _key(name, source), record()
+    expected = known.kernels.get(key) if known.compiler == compiler() else None
+    first = header not in _headers
+    if expected is not None and not first and not _COMPILES_ALL:
+        return expected
+    _headers.add(header)
+    found = _compile((_PREAMBLE if first else _SHORT_PREAMBLE) + source)
+    compiled_here[key] = found
+    assert _COMPILES_ALL or expected in (None, found), f"{key}: run `make kernels`"
+    return found
+
+
+def _compile(source: str) -> tuple[int, int]:
+    """Registers of a thread, and bytes that spilled."""
     path = folder()
     assert path is not None
     library = ctypes.CDLL(str(_libraries(path)[0]))
-    preamble = _SHORT_PREAMBLE if header in _headers else _PREAMBLE
-    _headers.add(header)
-    source = preamble + source
     program = ctypes.c_void_p()
     library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None)
     options = [
-        f"-arch={ARCHITECTURE}",
-        "-std=c++17",
-        "--ptxas-options=-v",
+        *_OPTIONS,
         "--pch",  # keeps what it has read of NVIDIA's headers for the next kernel
         *(f"-I{path}/include{part}" for part in ("", "/cccl")),
     ]
