@@ -68,18 +68,17 @@ class Chunks:
         measured = self._rows_only.any_plain(rows.rows)
         if measured is None:
             return limit  # a guess of how long so many rows take could be wrong by any factor
-        # The first is too long where contexts have grown since, because longer contexts come with
-        # more rows; the second for more rows than most steps have.
-        alone = min(measured, self.cost.seconds(rows))
-        with_any = self.cost.seconds(rows.with_chunk(0, 1))
+        # The time of the rows as measured, unless contexts have grown since: longer contexts came
+        # with more rows, so their cost seems too high. The fit is too high for more rows than most
+        # steps have.
+        fitted = self.cost.seconds(rows)
+        alone = min(measured, fitted)
         # If even one prompt token makes a step much longer (``first``), prompts get twice that
         # time. Otherwise few tokens would fit, and all of many steps would be that much longer.
-        first = max(0.0, with_any - alone)
+        first = max(0.0, self.cost.seconds(rows.with_chunk(0, 1)) - fitted)
         begun = prompt.cached or 0
-        whole = (
-            self.cost.seconds(rows.with_chunk(begun, prompt.num_tokens - begun, prompt.scored))
-            - alone
-        )
+        left = prompt.num_tokens - begun
+        whole = self.cost.seconds(rows.with_chunk(begun, left, prompt.scored)) - fitted
         share = min(alone + whole / LONG_PROMPT_STEPS, LONG_PROMPT_STRETCH * limit)
         return max(limit, stretch * alone, alone + 2 * first, share)
 

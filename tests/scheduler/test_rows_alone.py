@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from support.scheduler.loop import EngineLoop
 
 from chairlift.cache.capacity import KVGeometry
+from chairlift.scheduler.chunks import Chunks
 from chairlift.scheduler.cost import Work
 from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.plan import NO_CAPACITY, Plan
@@ -118,3 +119,40 @@ def test_such_a_step_has_no_drafts_and_the_next_one_has_prompts() -> None:
     plan = scheduler.plan(plan.capacities, {first: [7, 7]})
     assert plan.drafts == {first: [7, 7]}
     assert plan.chunks == {second: 100}
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    step=st.floats(2e-3, 6e-3),
+    launches=st.floats(2e-3, 5e-3),
+    row=st.floats(0.0, 2e-5),
+    token=st.floats(1.5e-5, 3e-5),
+)
+@settings(max_examples=15, deadline=None)
+def test_a_cost_that_the_fit_gives_to_the_wrong_number_stretches_no_steps(
+    seed: int, step: float, launches: float, row: float, token: float
+) -> None:
+    """In a burst all steps are full, so that each further row has one prompt token less."""
+    rng = random.Random(seed)
+
+    def seconds(work: Work) -> float:
+        many = launches if work.rows + work.tokens > 16 else 0.0
+        rows = step + many + row * work.rows + 3e-8 * work.context
+        return rows + token * work.tokens + 2e-9 * work.pairs
+
+    chunks = Chunks(LIMITS)
+    ended = [Work(rows, 700 * rows) for rows in range(220, 0, -1)]
+    some = [Work(64, 64 * (300 + number)) for number in range(40)]
+    beside = [Work(64, 64 * 340).with_chunk(begun, 600) for begun in range(0, 32_000, 600)]
+    alone = [Work().with_chunk(begun, 1280) for begun in range(0, 32_000, 1280)]
+    for work in (*ended, *some, *beside, *alone):
+        chunks.seconds(work, Sequence("a", [1] * 32_000, 10))
+        chunks.learn(work, seconds(work) * rng.uniform(0.98, 1.02))
+    for rows in range(20, 250, 2):
+        work = Work(rows, 300 * rows)
+        allowed = chunks.seconds(work, Sequence("a", [1] * 400, 10))
+        most = max(0.02, 2 * seconds(work), seconds(work) + 2 * launches)
+        assert 0.02 <= allowed <= 1.1 * most
+        for _ in range(4):
+            work = work.with_chunk(0, (LIMITS.max_step_tokens - rows) // 4)
+        chunks.learn(work, seconds(work) * rng.uniform(0.98, 1.02))
