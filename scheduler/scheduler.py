@@ -176,13 +176,15 @@ class Scheduler:
         """
         self.waiting.unblock_ready()
         room = self._make_room(now, drafts or {})
-        alone = self._leaves_out_prompts(room)
+        upcoming = self._prompts(room.prefill, room.memory.rows)
+        alone = bool(upcoming) and self._needs_rows_alone(room)
         if alone and room.drafts:
             room = self._make_room(now, {})
         self._drafts.count_step(len(room.decode), room.drafts)
         prompts = StepPrompts(
             *(self.limits, self._chunk_sizes, room.memory, self._admissible_prefix),
-            *(room.prefill, room.capacities, room.work, self._step_seconds(room) - spent),
+            *(room.prefill, room.capacities, room.work),
+            self._step_seconds(room, upcoming) - spent,
         )
         if not alone:
             # After a preemption nothing begins: the preempted may be due before the waiting.
@@ -271,20 +273,20 @@ class Scheduler:
         work = Work(len(decode), memory.context, drafts=sum(map(len, drafts.values())))
         return _Room(decode, prefill, preempted, drafts, memory, capacities, work)
 
-    def _leaves_out_prompts(self, room: _Room) -> bool:
-        """Whether a step has no prompts although some wait; see ``Chunks.needs_rows_alone``."""
-        if self._rows_alone or not self._chunk_sizes.needs_rows_alone(len(room.decode)):
-            return False
-        return bool(self._prompts(room.prefill, room.memory.rows))
+    def _needs_rows_alone(self, room: _Room) -> bool:
+        """Whether a step leaves out prompts; see ``Chunks.needs_rows_alone``. Never two in turn."""
+        return not self._rows_alone and self._chunk_sizes.needs_rows_alone(len(room.decode))
 
-    def _step_seconds(self, room: _Room) -> float:
+    def _step_seconds(self, room: _Room, upcoming: list[Sequence]) -> float:
         """The maximum seconds of a step; infinite if it cannot have prompts.
 
         A prediction takes time, and such a step needs none.
+
+        Args:
+            upcoming: the prompts that have begun, and the first waiting one.
         """
-        prompts = self._prompts(room.prefill, room.memory.rows)
-        upcoming = min(prompts, key=lambda s: s.turn, default=None)
-        return math.inf if upcoming is None else self._chunk_sizes.seconds(room.work, upcoming)
+        first = min(upcoming, key=lambda s: s.turn, default=None)
+        return math.inf if first is None else self._chunk_sizes.seconds(room.work, first)
 
     def _prompts(self, begun: list[Sequence], rows: int) -> list[Sequence]:
         """The prompts that have begun, and the first waiting one if any of ``rows`` is free."""

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from chairlift.cache.pages.page import step_size
 from chairlift.scheduler.cost import Work
 
-# Steps remembered of each size. Their median counts once there are KNOWN of them, because a machine
+# Steps remembered of each size. Their time counts once there are KNOWN of them, because a machine
 # is sometimes busy with something else.
 REMEMBERED, KNOWN = 8, 3
 # For the cost of context: the weight of a new step in the means, that of all earlier ones in the

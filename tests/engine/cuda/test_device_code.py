@@ -50,8 +50,10 @@ MAX_REGISTERS = 255
 
 @pytest.fixture(scope="module", autouse=True)
 def _recorded() -> Iterator[None]:
+    """Compares this process's kernels with the record once all have been compiled."""
     yield
     write_record()
+    assert not missing(), "kernels have changed: run `make kernels`"
 
 
 @pytest.fixture
@@ -304,8 +306,3 @@ def test_sampling(compiled: list[Compiled], vocabulary: int, dtype: mx.Dtype) ->
         sample(logits, changed, True, draws, -1, -2, 16)
     for kernel in compiled:
         assert kernel.registers <= 128, kernel  # or a block of 512 threads cannot be launched
-
-
-def test_the_kernels_are_those_of_the_record() -> None:
-    """The last test: it sees what the others have compiled."""
-    assert not missing(), "kernels have changed: run `make kernels`"
