@@ -1,21 +1,33 @@
 """Mixtures of experts on CUDA: the tokens of each expert are multiplied with its weights at once.
 
 A pair is a token and one of its experts. mlx-lm's layers sort the pairs of a step by expert if
-there are at least 64. MLX's product of sorted pairs takes five times as long as ``grouped``'s
-kernel, and MLX 0.32.4 computes it wrong for weights that are not quantized (seen on an H200 with
-bfloat16). Its product of unsorted pairs reads an expert's weights once for each pair.
+there are at least 64, and copy the tokens in that order. MLX's product of sorted pairs takes five
+times as long as ``grouped``'s kernel, and MLX 0.32.4 computes it wrong for weights that are not
+quantized (seen on an H200 with bfloat16). Its product of unsorted pairs reads an expert's weights
+once for each pair. Here kernels read each pair's token where it is, and write the last product
+where it belongs.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchGLU, SwitchLinear
 
-from chairlift.engine.cuda.grouped import FORMS, MAX_LISTED, Weights, grouped_product, quantize
+from chairlift.engine.cuda.grouped import (
+    FORMS,
+    IN_ORDER,
+    MAX_LISTED,
+    PairRows,
+    Weights,
+    grouped_product,
+    quantize,
+)
+from chairlift.engine.cuda.tiled import LARGE, SMALL, tile_tokens, tiled_product
 from chairlift.engine.model.dequantize import float_type
 from chairlift.engine.model.trials.trial import Trial, within_largest
 
@@ -24,6 +36,8 @@ log = logging.getLogger(__name__)
 # The fewest unsorted pairs for which the kernel is used. On an H100, an MLP of gpt-oss's shape (32
 # experts, mxfp4) took as long as with MLX's products for 16 pairs, and 64 percent of that for 32.
 MIN_LISTED = 17
+# The fewest pairs that are sorted: as many as mlx-lm's layers sort.
+MIN_SORTED = 64
 _TRIAL = Trial(
     within_largest(0.02),
     log,
@@ -34,10 +48,19 @@ _TRIAL = Trial(
 
 
 class ExpertProduct:
-    """The product of tokens with the weights of a layer."""
+    """The product of tokens with the weights of a layer.
 
-    def __init__(self, weights: Weights) -> None:
+    Attributes:
+        dtype: the type of tokens and products.
+
+    Args:
+        tiles: whether ``tiled``'s kernel works.
+    """
+
+    def __init__(self, weights: Weights, tiles: bool = True) -> None:
         self._weights = weights
+        self._tiles = tiles
+        self.dtype = weights.dtype
 
     def __call__(self, x: mx.array, indices: mx.array, are_sorted: bool) -> mx.array | None:
         """Multiplies each token with the weights of its experts.
@@ -59,9 +82,24 @@ class ExpertProduct:
             fits = alike and MIN_LISTED <= indices.size <= MAX_LISTED
         if not fits:
             return None
-        flat = x.reshape(-1, x.shape[-1])
-        y = grouped_product(flat, indices.reshape(-1), self._weights, listed=not are_sorted)
+        flat, own = x.reshape(-1, x.shape[-1]), indices.reshape(-1)
+        if are_sorted:
+            y = self.of_sorted(flat, own)
+        else:
+            y = grouped_product(flat, own, self._weights, listed=True)
         return y.reshape(*indices.shape, 1, -1)
+
+    def of_sorted(self, x: mx.array, experts: mx.array, rows: PairRows = IN_ORDER) -> mx.array:
+        """Multiplies tokens ``[tokens, inputs]`` with their experts' weights: ``[pairs, outputs]``.
+
+        Args:
+            experts: ``[pairs]``, ascending.
+            rows: of each pair.
+        """
+        tokens = tile_tokens(len(experts), self._weights) if self._tiles else None
+        if tokens is None:
+            return grouped_product(x, experts, self._weights, rows)
+        return tiled_product(x, experts, self._weights, tokens, rows)
 
 
 class GroupedSwitchLinear(SwitchLinear):  # type: ignore[misc]
@@ -88,26 +126,60 @@ class UnsortedSwitchLinear(SwitchLinear):  # type: ignore[misc]
         return super().__call__(x, indices)
 
 
+class GroupedSwitchGLU(SwitchGLU):  # type: ignore[misc]
+    """An MLP of experts whose three layers have an ``own_product``."""
+
+    def __call__(self, x: mx.array, indices: mx.array) -> Any:
+        up, gate, down = (
+            layer.own_product for layer in (self.up_proj, self.gate_proj, self.down_proj)
+        )
+        if indices.size < MIN_SORTED or any(x.dtype != each.dtype for each in (up, gate, down)):
+            return super().__call__(x, indices)
+        own = indices.flatten()
+        order = mx.argsort(own)
+        experts, tokens = own[order], x.reshape(-1, x.shape[-1])
+        read = PairRows(read=order // indices.shape[-1])
+        mixed = self.activation(
+            *(each.of_sorted(tokens, experts, read)[:, None] for each in (up, gate))
+        )
+        if mixed.dtype != down.dtype:
+            return super().__call__(x, indices)
+        y = down.of_sorted(mixed[:, 0], experts, PairRows(written=order))
+        return y.reshape(*indices.shape, -1)
+
+
 def install(model: Any) -> None:
-    """Replaces mlx-lm's layers of experts."""
+    """Replaces mlx-lm's layers of experts, and the MLPs that consist of them."""
     replaced, dtype = 0, float_type(model)
+    mlps = []
     for module in model.modules():
+        if type(module) is SwitchGLU:
+            mlps.append(module)
         if type(module) not in (SwitchLinear, QuantizedSwitchLinear):
             continue
-        weights = weights_of(module, dtype)
-        if (
-            weights is not None
-            and weights.are_fit
-            and kernel_works(weights.bits, weights.group, weights.mode, weights.dtype)
-        ):
-            plain = type(module) is SwitchLinear
-            module.own_product = ExpertProduct(weights)
+        product = _product_of(module, dtype)
+        plain = type(module) is SwitchLinear
+        if product is not None:
+            module.own_product = product
             module.__class__ = GroupedSwitchLinear if plain else GroupedQuantizedSwitchLinear
             replaced += 1
-        elif type(module) is SwitchLinear:
+        elif plain:
             module.__class__ = UnsortedSwitchLinear
+    for mlp in mlps:
+        layers = mlp.up_proj, mlp.gate_proj, mlp.down_proj
+        if all(hasattr(layer, "own_product") for layer in layers):
+            mlp.__class__ = GroupedSwitchGLU
     if replaced:
         log.info("layers of experts with one product for all: %d", replaced)
+
+
+def _product_of(layer: Any, dtype: mx.Dtype) -> ExpertProduct | None:
+    """The product of a layer of experts; None if there is no kernel for it."""
+    weights = weights_of(layer, dtype)
+    if weights is None or not weights.are_fit:
+        return None
+    form = weights.bits, weights.group, weights.mode, weights.dtype, weights.bias is not None
+    return ExpertProduct(weights, tiles_work(*form)) if kernel_works(*form) else None
 
 
 def weights_of(layer: Any, dtype: mx.Dtype) -> Weights | None:
@@ -128,28 +200,68 @@ def weights_of(layer: Any, dtype: mx.Dtype) -> Weights | None:
 
 
 @functools.cache
-def kernel_works(bits: int, group: int, mode: str, dtype: mx.Dtype) -> bool:
+def kernel_works(bits: int, group: int, mode: str, dtype: mx.Dtype, biased: bool) -> bool:
     """Whether the kernel computes what a product for each token does, with such weights."""
+    order = [3, 0, 4, 3, 2, 4]
+    pairs = [(n // 2, e) for n, e in enumerate(order)]
+
+    def ours(x: mx.array, experts: mx.array, weights: Weights, rows: PairRows) -> mx.array:
+        few = grouped_product(x[:3], mx.array(order, mx.uint32), weights, listed=True)
+        return mx.concatenate([grouped_product(x, experts, weights, rows), few])
+
+    return _works(bits, group, mode, dtype, biased, ours, pairs)
+
+
+@functools.cache
+def tiles_work(bits: int, group: int, mode: str, dtype: mx.Dtype, biased: bool) -> bool:
+    """The same, for tiles of each size."""
+
+    def products(
+        tokens: int, x: mx.array, experts: mx.array, weights: Weights, rows: PairRows
+    ) -> mx.array:
+        return tiled_product(x, experts, weights, tokens, rows)
+
+    form = bits, group, mode, dtype, biased
+    return all(_works(*form, functools.partial(products, size)) for size in (SMALL, LARGE))
+
+
+def _works(
+    bits: int,
+    group: int,
+    mode: str,
+    dtype: mx.Dtype,
+    biased: bool,
+    ours: Callable[[mx.array, mx.array, Weights, PairRows], mx.array],
+    more: Sequence[tuple[int, int]] = (),
+) -> bool:
+    """Whether a product of tokens with such weights is that of each token with its expert's.
+
+    Args:
+        ours: the product for tokens, the sorted pairs' experts, weights, and the pairs' rows.
+        more: further pairs of a token and an expert that it computes after these.
+    """
     if not hasattr(mx, "cuda") or not mx.cuda.is_available():
         return False
     experts, outputs, inputs, tokens = 5, 64, 1024, 150
     keys = mx.random.split(mx.random.key(bits), 4)
     weight = mx.random.normal((experts, outputs, inputs), dtype, key=keys[0])
-    bias = mx.random.normal((experts, outputs), dtype, key=keys[1])
+    bias = mx.random.normal((experts, outputs), dtype, key=keys[1]) if biased else None
     # No token has expert 1, and expert 3 has the most.
     own = [0] + [2] * 9 + [3] * 100 + [4] * (tokens - 110)
     x = mx.random.normal((tokens, inputs), dtype, scale=0.02, key=keys[2])
     weights, plain = Weights(weight, bias=bias), weight
     if bits:
         weights, plain = quantize(weight, bits, group, mode, bias)
-    order = [3, 0, 4, 3, 2, 4]
+    # Pair n has row 7 * n, which are all rows because 7 and 150 have no common divisor.
+    rows = [7 * n % tokens for n in range(tokens)]
+    places = mx.array(rows, mx.uint32)
 
     def expected() -> mx.array:
-        pairs = [*enumerate(own), *((n // 2, e) for n, e in enumerate(order))]
-        return mx.stack([x[n] @ plain[e].T + bias[e] for n, e in pairs])
+        expert_of = dict(zip(rows, own, strict=True))
+        pairs = [*((n, expert_of[n]) for n in range(tokens)), *more]
+        products = mx.stack([x[n] @ plain[e].T for n, e in pairs])
+        return products if bias is None else products + bias[mx.array([e for _, e in pairs])]
 
-    def ours() -> mx.array:
-        few = grouped_product(x[:3], mx.array(order, mx.uint32), weights, listed=True)
-        return mx.concatenate([grouped_product(x, mx.array(own, mx.uint32), weights), few])
-
-    return _TRIAL.passes(expected, ours)
+    return _TRIAL.passes(
+        expected, lambda: ours(x, mx.array(own, mx.uint32), weights, PairRows(places, places))
+    )

@@ -82,6 +82,26 @@ class Weights(NamedTuple):
         return whole and FORMS.get(self.mode) == (self.bits, self.group)
 
 
+class PairRows(NamedTuple):
+    """The rows that the pairs of a token and an expert have among tokens and products.
+
+    Attributes:
+        read: of its token, ``[pairs]`` uint32; None: pair n has row n.
+        written: of its product, likewise; each row once.
+    """
+
+    read: mx.array | None = None
+    written: mx.array | None = None
+
+    @property
+    def inputs(self) -> list[mx.array]:
+        """A kernel's inputs ``read`` and ``written``; of one number if pair n has row n."""
+        return [nothing(mx.uint32) if each is None else each for each in self]
+
+
+IN_ORDER = PairRows()
+
+
 def quantize(
     weight: mx.array, bits: int, group: int, mode: str, bias: mx.array | None = None
 ) -> tuple[Weights, mx.array]:
@@ -95,21 +115,27 @@ def quantize(
 
 
 def grouped_product(
-    x: mx.array, experts: mx.array, weights: Weights, listed: bool = False
+    x: mx.array,
+    experts: mx.array,
+    weights: Weights,
+    rows: PairRows = IN_ORDER,
+    *,
+    listed: bool = False,
 ) -> mx.array:
     """Multiplies each token with the weights of its experts: ``[pairs, outputs]``.
 
     A pair is a token and one of its experts.
 
     Args:
-        x: ``[pairs, inputs]``, sorted by expert; if ``listed``, ``[tokens, inputs]``, of which each
-            has equally many pairs, one after the other.
+        x: ``[tokens, inputs]``; if ``listed``, each token has equally many pairs, one after the
+            other.
         experts: ``[pairs]``, ascending unless ``listed``; ignored if there is only one expert.
         weights: must be fit.
+        rows: of each pair, unless ``listed``.
         listed: whether the experts are in any order, at most ``MAX_LISTED``.
     """
     count, outputs = weights.weight.shape[:2]
-    one = count == 1 and not listed
+    one = count == 1 and not listed and rows is IN_ORDER
     pairs = len(x) if one else len(experts)
     few = pairs <= 8 * max(count, 2)
     # Most small floats times their scale are computed in float32 if tokens are float16, because
@@ -117,13 +143,14 @@ def grouped_product(
     light = few and (x.dtype == mx.bfloat16 or weights.mode == "affine")
     width = weights.inputs * (weights.bits or 16) // 8
     warps, blocks = block_of(outputs // _ROWS * min(count, pairs), width, light, not weights.bits)
-    nothing = _nothing(x.dtype)
+    none = nothing(x.dtype)
     result: mx.array
     (result,) = _kernel(warps, blocks)(
         inputs=[
             *(x, experts, weights.weight),
-            *(nothing if each is None else each for each in weights[1:3]),
-            nothing if weights.bias is None else weights.bias,
+            *(none if each is None else each for each in weights[1:3]),
+            none if weights.bias is None else weights.bias,
+            *rows.inputs,
         ],
         template=[
             *(("T", x.dtype), ("BFLOAT", x.dtype == mx.bfloat16)),
@@ -167,13 +194,13 @@ def block_of(blocks: int, width: int, light: bool, plain: bool) -> tuple[int, in
 def _kernel(warps: int, blocks: int) -> Any:
     return mx.fast.cuda_kernel(
         name=f"chairlift_grouped_product_{warps}_{blocks}",
-        input_names=["x", "experts", "weight", "scales", "biases", "bias"],
+        input_names=["x", "experts", "weight", "scales", "biases", "bias", "read", "written"],
         output_names=["out"],
-        header=included("ptx", "grouped_header") + launch_bounds(warps * 32, blocks),
-        source=included("grouped"),
+        header=included("ptx", "products/grouped_header") + launch_bounds(warps * 32, blocks),
+        source=included("products/grouped"),
     )
 
 
 @functools.cache
-def _nothing(dtype: mx.Dtype) -> mx.array:
+def nothing(dtype: mx.Dtype) -> mx.array:
     return mx.zeros((1,), dtype)

@@ -92,5 +92,5 @@ def _add() -> Any:
         name="chairlift_add_low_rank",
         input_names=["y", "x", "own", "a", "b"],
         output_names=["out"],
-        source=included("low_rank"),
+        source=included("products/low_rank"),
     )

@@ -190,5 +190,5 @@ def _kernel(warps: int) -> Any:
         input_names=["x", "weight", "norm", "eps", "to"],
         output_names=["out"],
         header=included("ptx") + launch_bounds(warps * 32, 1),
-        source=included("skinny"),
+        source=included("products/skinny"),
     )

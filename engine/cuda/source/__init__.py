@@ -24,7 +24,7 @@ def included(*names: str) -> str:
 
 @functools.cache
 def _included(name: str) -> str:
-    path = Path(__file__).with_name(f"{name}.cuh").resolve()
+    path = (Path(__file__).parent / f"{name}.cuh").resolve()
     shapes = sorted(set(_SHAPE.findall(path.read_text())))
     return f'\n// {" ".join(shapes)}\n#include "{path.as_posix()}"\n'
 

@@ -15,7 +15,7 @@ from chairlift.cache.pages.kernels import KeysValues
 from chairlift.cache.pages.page import PAGE_TOKENS
 from chairlift.cache.pages.step import ChunkPlace
 from chairlift.cache.quantized import Quantization
-from chairlift.engine.cuda import gated_delta, grouped, heads, low_rank, sampling, skinny
+from chairlift.engine.cuda import gated_delta, grouped, heads, low_rank, sampling, skinny, tiled
 from chairlift.engine.cuda.grouped import FORMS, Weights, grouped_product
 from chairlift.engine.cuda.heads import HeadNorms, Heads, split_heads, swiglu
 from chairlift.engine.cuda.low_rank import add_low_rank
@@ -31,6 +31,7 @@ from chairlift.engine.cuda.paged.arrays import ChunkStep, TokenStep
 from chairlift.engine.cuda.paged.tiles import Form, Tiling, chunk_tiles
 from chairlift.engine.cuda.sampling import DTYPES, Draws, sample
 from chairlift.engine.cuda.skinny import Norm, skinny_product
+from chairlift.engine.cuda.tiled import LARGE, SMALL, tiled_product
 
 pytestmark = [
     pytest.mark.slow,
@@ -39,7 +40,7 @@ pytestmark = [
 
 MODULES: list[ModuleType] = [
     *(chunk_attention, token_attention, latent_attention, put, packing, copy_pages),
-    *(gated_delta, heads, grouped, low_rank, sampling, skinny),
+    *(gated_delta, heads, grouped, low_rank, sampling, skinny, tiled),
 ]
 EIGHT, FOUR = Quantization(8, 64), Quantization(4, 32)
 # Inputs of products: enough for eight warps.
@@ -256,18 +257,39 @@ def test_products_of_experts_compile(
     form: tuple[int, int, str], outputs: int, dtype: mx.Dtype, compiled: list[Compiled]
 ) -> None:
     """Of a single expert, of experts with few and with many tokens, and of unsorted pairs."""
-    bits, group, mode = form
     for experts, pairs, listed in ((1, 3, False), (2, 3, False), (2, 99, False), (2, 3, True)):
-        weights = Weights(_numbers(experts, outputs, INPUTS, dtype=dtype))
-        if bits:
-            words = _numbers(experts, outputs, INPUTS * bits // 32, dtype=mx.uint32)
-            groups, floats = (experts, outputs, INPUTS // group), mode != "affine"
-            scales = _numbers(*groups, dtype=mx.uint8 if floats else dtype)
-            biases = None if floats else _numbers(*groups, dtype=dtype)
-            weights = Weights(words, scales, biases, bits, group, None, mode, dtype)
-        assert weights.are_fit
+        weights = _weights(form, experts, outputs, dtype)
         x, own = _numbers(pairs, INPUTS, dtype=dtype), _numbers(pairs, dtype=mx.uint32)
-        grouped_product(x, own, weights, listed)
+        grouped_product(x, own, weights, listed=listed)
+
+
+def _weights(form: tuple[int, int, str], experts: int, outputs: int, dtype: mx.Dtype) -> Weights:
+    bits, group, mode = form
+    weights = Weights(_numbers(experts, outputs, INPUTS, dtype=dtype))
+    if bits:
+        words = _numbers(experts, outputs, INPUTS * bits // 32, dtype=mx.uint32)
+        groups, floats = (experts, outputs, INPUTS // group), mode != "affine"
+        scales = _numbers(*groups, dtype=mx.uint8 if floats else dtype)
+        biases = None if floats else _numbers(*groups, dtype=dtype)
+        weights = Weights(words, scales, biases, bits, group, None, mode, dtype)
+    assert weights.are_fit
+    return weights
+
+
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
+@pytest.mark.parametrize("form", [*AFFINE, *((*FORMS[mode], mode) for mode in FORMS)])
+def test_products_in_tiles_compile(
+    form: tuple[int, int, str],
+    dtype: mx.Dtype,
+    compiled: list[Compiled],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With ample shared memory, which has room for more inputs at a time, and without."""
+    weights = _weights(form, 2, 128, dtype)
+    x, own = _numbers(3, INPUTS, dtype=dtype), _numbers(3, dtype=mx.uint32)
+    for tokens, ample in ((SMALL, False), (LARGE, False), (LARGE, True)):
+        monkeypatch.setattr(tiled, "ample_shared", functools.partial(bool, ample))
+        tiled_product(x, own, weights, tokens)
 
 
 @pytest.mark.parametrize("outputs", [4096, 6144, 8192, 24576])

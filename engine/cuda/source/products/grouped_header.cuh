@@ -6,14 +6,13 @@
 // are not the inputs that the tensor cores expect in that lane. The result is right because each
 // lane takes the same inputs of the weight rows and of the tokens: a sum may be in any order.
 
-// The place of the first of the ascending numbers that is not below a bound: a search in which the
-// lanes of a warp compare 32 places at a time.
-template <typename I> __device__ inline int first_from(const I* numbers, int count, int bound) {
+// How many places from 0 on have a property, which no later place has: a search in which the lanes of
+// a warp look at 32 places at a time.
+template <typename Has> __device__ inline int leading(int count, const Has& has) {
   int low = 0, high = count;
   while (low < high) {
     const int lane = threadIdx.x % 32, step = (high - low + 31) / 32, place = low + lane * step;
-    const bool below = place < high && static_cast<int>(numbers[place]) < bound;
-    const int lanes = __popc(__ballot_sync(0xffffffffu, below));
+    const int lanes = __popc(__ballot_sync(0xffffffffu, place < high && has(place)));
     if (lanes == 0) return low;
     high = min(high, low + lanes * step);
     low += (lanes - 1) * step + 1;
@@ -21,11 +20,17 @@ template <typename I> __device__ inline int first_from(const I* numbers, int cou
   return low;
 }
 
+// The place of the first of the ascending numbers that is not below a bound.
+template <typename I> __device__ inline int first_from(const I* numbers, int count, int bound) {
+  return leading(count, [&](int place) { return static_cast<int>(numbers[place]) < bound; });
+}
+
 // The pairs of an expert, if all pairs are sorted by expert: pair n reads row n of the tokens and
-// writes row n of the products.
+// writes row n of the products, or the rows that arrays name.
 struct Sorted {
-  __device__ inline int read(int n) const { return n; }
-  __device__ inline int written(int n) const { return n; }
+  const unsigned *from, *to;
+  __device__ inline int read(int n) const { return from ? from[n] : n; }
+  __device__ inline int written(int n) const { return to ? to[n] : n; }
 };
 
 // The pairs of an expert, from a list. Each token has ``each`` pairs, one after the other.
