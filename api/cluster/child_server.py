@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
@@ -16,9 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from yarl import URL
 
 from chairlift.api.cluster.forwarding import ForwardedRequest, ReplicaLost, ReplyHead, end_to_end
+from chairlift.engine.device.ports import LOOPBACK, ReservedPorts
 
 _MODULE = "chairlift.api.cli.serve_child"
-_LOOPBACK = "127.0.0.1"
 _POLL_SECONDS = 0.2
 # A working server answers /health and /metrics within this time, even on a busy machine.
 _ANSWER_SECONDS = 20.0
@@ -52,8 +51,9 @@ class ChildServer:
         Raises:
             ReplicaLost: it ended, or was not ready in time; the message has its last lines.
         """
-        port = _free_port()
-        self._url = f"http://{_LOOPBACK}:{port}"
+        self._port = ReservedPorts(1)
+        (port,) = self._port.numbers
+        self._url = f"http://{LOOPBACK}:{port}"
         self._http = aiohttp.ClientSession(
             auto_decompress=False,
             connector=aiohttp.TCPConnector(limit=0),
@@ -61,7 +61,7 @@ class ChildServer:
         )
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", _MODULE, *self._arguments),
-            *("--host", _LOOPBACK, "--port", str(port)),
+            *("--host", LOOPBACK, "--port", str(port)),
             stdin=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             limit=_LINE_BYTES,
@@ -167,6 +167,7 @@ class ChildServer:
                     self._process.kill()
                 await self._process.wait()
         await self._http.close()
+        self._port.release()
 
     async def _pass_log_on(self) -> None:
         stream: Any = self._process.stderr
@@ -180,13 +181,3 @@ class ChildServer:
             text = line.decode("utf-8", "replace").rstrip()
             self._last_lines.append(text)
             print(text, file=sys.stderr, flush=True)
-
-
-def _free_port() -> int:
-    """A port that was free a moment ago. If another process takes it, the server does not start,
-    and Ray starts the replica again.
-    """
-    with socket.socket() as probe:
-        probe.bind((_LOOPBACK, 0))
-        port: int = probe.getsockname()[1]
-        return port

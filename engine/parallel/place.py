@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, Literal
 
 import msgspec
 
+from chairlift.engine.device.ports import LOOPBACK, ReservedPorts
 from chairlift.engine.errors import ModelError
 from chairlift.engine.parallel.hostfile import Host, Hostfile
 
 Backend = Literal["ring", "nccl", "jaccl", "jaccl-ring"]
-_LOOPBACK = "127.0.0.1"
 # The first port of ranks on several hosts, where a free one cannot be looked up: as mlx.launch.
 _FIRST_PORT = 32323
 
@@ -42,24 +41,33 @@ class RankPlace(msgspec.Struct, frozen=True):
     host: str | None = None
     backend: Backend | None = None
     ring: tuple[tuple[str, ...], ...] = ()
-    coordinator: tuple[str, int] = (_LOOPBACK, 0)
+    coordinator: tuple[str, int] = (LOOPBACK, 0)
     rdma: tuple[tuple[str | list[str] | None, ...], ...] = ()
     variables: dict[str, str] = {}
 
 
-def local_places(size: int) -> list[RankPlace]:
-    """The places of ``size`` ranks on this machine, with free ports of the loopback interface.
+def reserve_ports(size: int) -> ReservedPorts:
+    """The ports for ``local_places``. Rank 0 keeps them for as long as it runs.
 
     Raises:
         ModelError: there are no free ports.
     """
     try:
-        *ports, coordinator = _free_ports(size + 1)
+        return ReservedPorts(size + 1)
     except OSError as error:
         raise ModelError(f"no free ports for {size} ranks: {error}") from error
-    ring = tuple((f"{_LOOPBACK}:{port}",) for port in ports)
+
+
+def local_places(size: int, ports: Sequence[int]) -> list[RankPlace]:
+    """The places of ``size`` ranks on this machine.
+
+    Args:
+        ports: one for each rank in a ring, and one for rank 0 with NCCL; see ``reserve_ports``.
+    """
+    *ring_ports, coordinator = ports
+    ring = tuple((f"{LOOPBACK}:{port}",) for port in ring_ports)
     return [
-        RankPlace(rank, size, rank, size, ring=ring, coordinator=(_LOOPBACK, coordinator))
+        RankPlace(rank, size, rank, size, ring=ring, coordinator=(LOOPBACK, coordinator))
         for rank in range(size)
     ]
 
@@ -137,15 +145,3 @@ def _written(file: IO[str], value: object) -> str:
 
 def _count(hosts: tuple[Host, ...], host: Host) -> int:
     return sum(other.ssh == host.ssh for other in hosts)
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports that are free now. All are held until the last is known, so that they differ."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind((_LOOPBACK, 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()

@@ -30,7 +30,7 @@ from chairlift.engine.messages import FromEngine, ModelInfo, StartFailed, ToEngi
 from chairlift.engine.parallel.followers import Followers, StartRank
 from chairlift.engine.parallel.hostfile import read_hostfile
 from chairlift.engine.parallel.journal import Broadcast
-from chairlift.engine.parallel.place import local_places, places_of
+from chairlift.engine.parallel.place import local_places, places_of, reserve_ports
 from chairlift.engine.process.blackbox import BlackBox
 from chairlift.engine.process.diagnosis import speed_advice
 from chairlift.engine.process.folder import BLACK_BOX, SOCKET, remove
@@ -66,7 +66,11 @@ class Leader:
         config = start.config
         size = config.tensor_parallel_size
         hostfile = config.hostfile
-        places = places_of(read_hostfile(hostfile, size)) if hostfile else local_places(size)
+        if hostfile:
+            places = places_of(read_hostfile(hostfile, size))
+        else:
+            self._ports = reserve_ports(size)
+            places = local_places(size, self._ports.numbers)
         self.place = places[0]
         self.followers = Followers(
             [

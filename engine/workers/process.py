@@ -39,6 +39,10 @@ ENVIRONMENT = {
 _CHILD = "chairlift.engine.workers.child"
 
 
+class _Killed(WorkerFailed):
+    """A signal has ended the process before its job began, so the job is not the cause."""
+
+
 class WorkerProcess:
     """A process that runs one job at a time. It starts with the first job, and again after its end.
 
@@ -89,25 +93,23 @@ class WorkerProcess:
                 raise WorkerFailed(f"a worker process does not start: {error}") from error
         try:
             self._receive(self._process, LOAD_SECONDS)
-        except (TimeoutError, EOFError):
-            self._end()
-            raise WorkerFailed("a worker process does not start") from None
+        except (TimeoutError, EOFError) as error:
+            raise self._failure("does not start", error) from None
         return True
 
     def run(self, job: Job) -> Any:
-        """Runs a job and returns its result.
+        """Runs a job and returns its result. A process that is killed as it loads starts once more.
 
         Raises:
             TooExpensive: it exceeded a limit, and its process was ended.
-            WorkerFailed: the process does not start, or the job has a bug.
+            WorkerFailed: the process does not start, was killed twice, or the job has a bug.
             ChairliftError: whatever the job raises.
         """
-        self.start()
-        fixture = job.fixture
-        if fixture is not None:
-            self._load(fixture)
-        key = None if fixture is None else fixture.key
-        return self._ask(RunJob(job.function, job.args, job.cpu_seconds, key), job.cpu_seconds)
+        try:
+            key = self._prepare(job.fixture)
+        except _Killed:  # such as by the kernel, which was out of memory
+            key = self._prepare(job.fixture)
+        return self._run(RunJob(job.function, job.args, job.cpu_seconds, key))
 
     def kill(self) -> None:
         """Ends the process permanently, on any thread, even within a job. ``close`` must follow."""
@@ -122,6 +124,14 @@ class WorkerProcess:
         if self._process is not None:
             self._end()
 
+    def _prepare(self, fixture: Fixture | None) -> int | None:
+        """Starts the process and loads the fixture, unless that is done; returns its key."""
+        self.start()
+        if fixture is None:
+            return None
+        self._load(fixture)
+        return fixture.key
+
     def _load(self, fixture: Fixture) -> None:
         """Loads a fixture unless the process has it; beyond MAX_FIXTURES, another is dropped."""
         if fixture.key in self._loaded:
@@ -131,31 +141,50 @@ class WorkerProcess:
             forgotten = next(iter(self._loaded)) if len(self._loaded) >= MAX_FIXTURES else None
             if forgotten is not None:  # also by a process that fails to load the next one
                 del self._loaded[forgotten]
+            message = LoadFixture(fixture.key, function, args, forgotten)
             try:
-                self._ask(LoadFixture(fixture.key, function, args, forgotten), LOAD_SECONDS)
-            except TooExpensive:
-                raise WorkerFailed("a worker process does not load its fixture") from None
+                self._ask(message, LOAD_SECONDS * WALL_FACTOR)
+            except (TimeoutError, EOFError) as error:
+                raise self._failure("does not load its fixture", error) from None
         self._loaded[fixture.key] = None
 
-    def _ask(self, message: LoadFixture | RunJob, seconds: float) -> Any:
-        process = self._process
-        assert process is not None
-        assert process.stdin is not None
+    def _run(self, job: RunJob) -> Any:
+        seconds = job.cpu_seconds * WALL_FACTOR
         try:
-            try:
-                send(process.stdin, pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
-            except BrokenPipeError:
-                raise EOFError from None
-            answer = self._receive(process, seconds * WALL_FACTOR)
+            return self._ask(job, seconds)
         except TimeoutError:
             self._end()
-            busy = f"takes longer than {seconds * WALL_FACTOR:g} s: this machine is too busy"
+            busy = f"takes longer than {seconds:g} s: this machine is too busy"
             raise TooExpensive(busy) from None
         except EOFError:
             code = self._end()
             if code == -signal.SIGPROF:
-                raise TooExpensive(f"takes longer than {seconds:g} s") from None
+                raise TooExpensive(f"takes longer than {job.cpu_seconds:g} s") from None
             raise TooExpensive("takes more memory or stack than it may") from None
+
+    def _failure(self, what: str, error: TimeoutError | EOFError) -> WorkerFailed:
+        """Ends a process that did not get ready for its job; returns the error to raise."""
+        code = self._end()
+        if isinstance(error, EOFError) and code < 0:
+            return _Killed(f"a worker process {what}: signal {-code} has ended it")
+        return WorkerFailed(f"a worker process {what}")
+
+    def _ask(self, message: LoadFixture | RunJob, seconds: float) -> Any:
+        """Returns the process's answer to a message.
+
+        Raises:
+            TimeoutError: there is no answer in time.
+            EOFError: the process has ended.
+            ChairliftError: the answer is an error.
+        """
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        try:
+            send(process.stdin, pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
+        except BrokenPipeError:
+            raise EOFError from None
+        answer = self._receive(process, seconds)
         if answer.last:
             self._end()
         if answer.error is not None:

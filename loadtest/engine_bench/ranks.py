@@ -11,7 +11,7 @@ from chairlift.engine.config import EngineConfig
 from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.parallel.followers import Followers, Report, StartRank, Stop
 from chairlift.engine.parallel.journal import Broadcast
-from chairlift.engine.parallel.place import choose_device, local_places
+from chairlift.engine.parallel.place import choose_device, local_places, reserve_ports
 
 if TYPE_CHECKING:
     from chairlift.engine.parallel.ranks import Group
@@ -40,7 +40,8 @@ class Leader:
     """
 
     def __init__(self, size: int, arguments: Sequence[str]) -> None:
-        places = local_places(size)
+        self._ports = reserve_ports(size)
+        places = local_places(size, self._ports.numbers)
         config = EngineConfig(tensor_parallel_size=size)
         source = ModelSource("random weights", "directory", Path())
         starts = [StartRank(place, config, source) for place in places[1:]]

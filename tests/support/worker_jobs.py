@@ -58,6 +58,16 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def die_first(path: str, times: int) -> str:
+    """Kills its process the first ``times`` times, which it counts in a file."""
+    with open(path, "a+b") as file:
+        file.write(b".")
+        if file.tell() <= times:
+            file.flush()
+            die()
+    return "alive"
+
+
 def print_much() -> str:
     os.write(1, b"x" * 100_000)
     print("more")

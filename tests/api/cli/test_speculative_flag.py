@@ -110,7 +110,7 @@ def test_it_reaches_the_engines_process_and_every_rank(tmp_path: Path) -> None:
     source = ModelSource("m", "directory", tmp_path)
     starts = [
         *(Start(config, source) for config in (drafts, ranks)),
-        StartRank(local_places(2)[1], ranks, source, "info", "text"),
+        StartRank(local_places(2, range(3))[1], ranks, source, "info", "text"),
     ]
     for start in starts:
         sent = msgspec.msgpack.encode(start, enc_hook=encode_path)

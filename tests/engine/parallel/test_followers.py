@@ -24,7 +24,8 @@ followers.command = lambda place, main: [sys.executable, "-c", RANKS[place.rank 
 followers.START_GRACE = GRACE
 config = EngineConfig(tensor_parallel_size=1 + len(RANKS))
 source = ModelSource("m", "directory", Path("."))
-starts = [followers.StartRank(p, config, source) for p in local_places(1 + len(RANKS))[1:]]
+places = local_places(1 + len(RANKS), range(2 + len(RANKS)))
+starts = [followers.StartRank(p, config, source) for p in places[1:]]
 ranks = followers.Followers(starts, lambda why: print("failed:", why, flush=True))
 """
 RANK = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,13 @@ from chairlift.engine.errors import ModelError
 from chairlift.engine.messages.speculative_config import SpeculativeConfig
 from chairlift.engine.parallel.followers import command
 from chairlift.engine.parallel.hostfile import read_hostfile
-from chairlift.engine.parallel.place import choose_device, environment, local_places, places_of
+from chairlift.engine.parallel.place import (
+    choose_device,
+    environment,
+    local_places,
+    places_of,
+    reserve_ports,
+)
 
 DRAFT_MODEL = SpeculativeConfig("draft_model", "x")
 
@@ -27,7 +34,9 @@ def written(path: Path, value: Any) -> Path:
 
 @pytest.mark.parametrize("size", [2, 5])
 def test_ranks_on_this_machine_have_ports_of_their_own(size: int) -> None:
-    places = local_places(size)
+    reserved = reserve_ports(size)
+    reserved.release()
+    places = local_places(size, reserved.numbers)
     assert [(p.rank, p.local_rank, p.local_size, p.size) for p in places] == [
         (rank, rank, size, size) for rank in range(size)
     ]
@@ -35,6 +44,15 @@ def test_ranks_on_this_machine_have_ports_of_their_own(size: int) -> None:
     addresses = [address for node in places[0].ring for address in node]
     ports = {int(a.removeprefix("127.0.0.1:")) for a in addresses} | {places[0].coordinator[1]}
     assert len(ports) == size + 1
+
+
+def test_a_machine_without_free_ports_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    def bind(holder: socket.socket, address: object) -> None:
+        raise OSError("Address already in use")
+
+    monkeypatch.setattr(socket, "socket", type("Socket", (socket.socket,), {"bind": bind}))
+    with pytest.raises(ModelError, match="no free ports for 2 ranks: Address already in use"):
+        reserve_ports(2)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +63,7 @@ def test_each_rank_sees_one_device(
     visible: str | None, chosen: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
-    for place in local_places(3):
+    for place in local_places(3, range(4)):
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         if visible is not None:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
