@@ -11,9 +11,9 @@ LOOPBACK = "127.0.0.1"
 class ReservedPorts:
     """Free ports of the loopback interface. The system gives them to nobody until ``release``.
 
-    Whoever listens on such a port meanwhile sets SO_REUSEADDR, as servers do: on Linux it may then
-    listen beside a socket that is merely bound. Other systems forbid that, so a port there is just
-    one that was free.
+    A process that listens on such a port meanwhile sets SO_REUSEADDR, as servers do. On Linux it
+    may then listen beside a socket that is merely bound. Other systems forbid that, so a port there
+    is just one that was free.
 
     Attributes:
         numbers: the ports.

@@ -11,7 +11,7 @@ import pytest
 from conformance.weights import tiny_model as conformance_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlx_lm.models.switch_layers import SwitchLinear
+from mlx_lm.models.switch_layers import SwitchGLU, SwitchLinear
 from support.engine.on_cuda import kernels
 from support.engine.reference import solo_tokens
 from support.tiny import TinyKind, tiny_model
@@ -48,7 +48,7 @@ def _grouped_product(
     listed: bool = False,
 ) -> mx.array:
     weight: Any = weights.weight
-    one = len(weight) == 1
+    one = len(weight) == 1 and not listed and rows is IN_ORDER
     CALLS.append(len(x) if one else len(own))
     if listed:
         assert 0 < len(own) <= MAX_LISTED
@@ -78,15 +78,19 @@ def _tiled_product(
 
 @pytest.fixture
 def grouped(monkeypatch: pytest.MonkeyPatch) -> None:
+    _replace_kernels(monkeypatch)
+
+
+def _replace_kernels(patch: pytest.MonkeyPatch) -> None:
     CALLS.clear()
     TILED.clear()
     for module in (quantized, experts):
-        monkeypatch.setattr(module, "grouped_product", _grouped_product)
-        monkeypatch.setattr(module, "kernel_works", lambda *form: True)
-    monkeypatch.setattr(experts, "tiles_work", lambda *form: True)
-    monkeypatch.setattr(experts, "tiled_product", _tiled_product)
+        patch.setattr(module, "grouped_product", _grouped_product)
+        patch.setattr(module, "kernel_works", lambda *form: True)
+    patch.setattr(experts, "tiles_work", lambda *form: True)
+    patch.setattr(experts, "tiled_product", _tiled_product)
     # The kernel takes neither the CPU's type nor tiny shapes.
-    monkeypatch.setattr(Weights, "are_fit", property(lambda self: True))
+    patch.setattr(Weights, "are_fit", property(lambda self: True))
 
 
 @pytest.mark.parametrize("keeps", [True, False])
@@ -197,6 +201,7 @@ def test_a_mixture_of_experts_gives_the_same_tokens(
     assert mx.allclose(fast(tokens), plain(tokens), atol=2e-3).item()
     each = 2  # experts of a token
     assert set(CALLS) == {each * 70}
+    assert bool(TILED) == (bits is None)
     for count in (1, (MIN_LISTED - 1) // each, MIN_LISTED // each + 1, 31):
         CALLS.clear()
         few = tokens[:, :count]
@@ -235,6 +240,39 @@ def test_pairs_of_any_form_get_the_products_of_their_experts(
         expected = x @ weights.weight[indices].swapaxes(-1, -2)
         assert y.shape == (*form, 1, outputs)
         assert mx.allclose(y, expected, atol=1e-5).item()
+
+
+@given(
+    shape=st.lists(st.integers(1, 40), max_size=2),
+    each=st.integers(1, 4),
+    count=st.integers(1, 9),
+    biased=st.booleans(),
+    bits=st.sampled_from([None, 4, 8]),
+    other_type=st.booleans(),
+)
+@settings(deadline=None)
+def test_an_mlp_of_experts_reads_tokens_where_they_are(
+    shape: list[int], each: int, count: int, biased: bool, bits: int | None, other_type: bool
+) -> None:
+    """As mlx-lm's does, for tokens of any shape and type, few or many."""
+    mlp = SwitchGLU(32, 64, count, bias=biased)
+    if bits is not None:
+        nn.quantize(mlp, 32, bits)
+    x = mx.random.normal((*shape, 32)).astype(mx.float16 if other_type else mx.float32)
+    indices = mx.random.randint(0, count, (*shape, each))
+    expected = mlp(x, indices)
+    with pytest.MonkeyPatch.context() as patch:
+        _replace_kernels(patch)
+        experts.install(nn.Sequential(mlp))
+        y = mlp(x, indices)
+    assert type(mlp) is experts.GroupedSwitchGLU
+    assert y.shape == expected.shape
+    assert y.dtype == expected.dtype
+    assert mx.allclose(y, expected, atol=2e-3).item()
+    read_in_place = indices.size >= experts.MIN_SORTED and not other_type
+    if read_in_place:
+        assert [indices.size] * 3 == CALLS
+    assert set(CALLS) <= {indices.size}
 
 
 def test_experts_that_the_kernel_cannot_read_are_never_given_to_mlx_as_sorted(

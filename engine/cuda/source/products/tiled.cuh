@@ -46,7 +46,7 @@
             real && column + own_row + r < outputs);
     }
   };
-  // Reads quantized weights from input ``k`` on; what lies beyond the inputs or outputs is another.
+  // Reads quantized weights from input ``k`` on; beyond the last input or output, those of another.
   Own held[BITS ? PIECES : 1];
   const int pieces = inputs / Own::EACH;
   const auto piece_of = [&](int p) { return (threadIdx.x + p * THREADS) % OF_ROW; };
@@ -61,7 +61,7 @@
           biases + group, inputs, piece);
     }
   };
-  // Writes what was read to shared memory.
+  // Dequantizes them into shared memory.
   const auto unpack = [&](T* slot, int k) {
     #pragma unroll
     for (int p = 0; p < (BITS ? PIECES : 0); ++p) {
@@ -111,7 +111,7 @@
       }
     }
     end_copies();
-    // What the next products need is loaded before the current ones are computed.
+    // Tokens and weights of the next products are loaded before the current ones are computed.
     unsigned own[2][TALL][4], loaded[2][4];
     const auto load_tokens = [&](int k) {
       #pragma unroll

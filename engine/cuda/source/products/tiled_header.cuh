@@ -18,7 +18,7 @@ __device__ inline TokenTile tile_at(const I* experts, int pairs, int count, int 
   return {expert, start, min(TOKENS, end - start)};
 }
 
-// What ``make_eight`` has made, in the order of the inputs.
+// The numbers that ``make_eight`` has made, in the order of the inputs.
 template <int BITS> __device__ inline uint4 ascending(const unsigned (&made)[4]) {
   const auto low = [](unsigned a, unsigned b) { return a & 0xffff | b << 16; };
   const auto high = [](unsigned a, unsigned b) { return a >> 16 | b & 0xffff0000; };
