@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import uvloop
@@ -44,9 +45,11 @@ def run(args: argparse.Namespace) -> int:
     """Runs the load test that the flags describe.
 
     Returns the exit code: 0; 1 if a request failed, replies differ, checked metrics disagree, the
-    server is unusable or results could not be saved; 2 for wrong flags; 130 after Ctrl-C.
+    server is unusable or results could not be saved; 2 for wrong flags; 130 after Ctrl-C or a
+    SIGTERM.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    before = signal.signal(signal.SIGTERM, _end_as_ctrl_c)
     _raise_file_limit()
     try:
         points = parse_sweep(args.sweep).arguments(args) if args.sweep else [args]
@@ -58,6 +61,13 @@ def run(args: argparse.Namespace) -> int:
         return EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED
     except KeyboardInterrupt:
         return _interrupted()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _end_as_ctrl_c(number: int, frame: FrameType | None) -> None:
+    """Handles SIGTERM, as from ``timeout``: the results so far are printed and saved."""
+    signal.raise_signal(signal.SIGINT)
 
 
 def _raise_file_limit() -> None:

@@ -168,14 +168,16 @@ def test_metrics_in_no_known_format_are_one_error(text: str) -> None:
         parse_scrape(text)
 
 
-def _interrupting(fake: FakeServer, after: int) -> threading.Thread:
-    """Presses Ctrl-C once the server has got that many requests."""
+def _interrupting(
+    fake: FakeServer, after: int, number: signal.Signals = signal.SIGINT
+) -> threading.Thread:
+    """Presses Ctrl-C, or sends another signal, once the server has got that many requests."""
 
     def press() -> None:
         limit = time.monotonic() + 20
         while len(fake.bodies) < after and time.monotonic() < limit:
             time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), number)
 
     thread = threading.Thread(target=press)
     thread.start()
@@ -183,20 +185,24 @@ def _interrupting(fake: FakeServer, after: int) -> threading.Thread:
 
 
 @pytest.mark.parametrize(
-    "flags",
+    ("flags", "number"),
     [
-        ("--num-prompts", "500", "--max-concurrency", "2"),
-        ("--num-prompts", "500", "--request-rate", "50"),
-        ("--duration", "60", "--max-concurrency", "2"),
+        (("--num-prompts", "500", "--max-concurrency", "2"), signal.SIGINT),
+        (("--num-prompts", "500", "--max-concurrency", "2"), signal.SIGTERM),
+        (("--num-prompts", "500", "--request-rate", "50"), signal.SIGINT),
+        (("--duration", "60", "--max-concurrency", "2"), signal.SIGTERM),
     ],
 )
 def test_an_interrupted_run_shows_and_saves_what_it_measured(
-    flags: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    flags: tuple[str, ...],
+    number: signal.Signals,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     saved, page = tmp_path / "r.json", tmp_path / "r.html"
     files = ("--save-result", "--result-filename", str(saved), "--html", str(page))
     with serving(FakeServer(token_seconds=0.005)) as fake:
-        thread = _interrupting(fake, after=12)
+        thread = _interrupting(fake, 12, number)
         assert bench(fake, *SMALL, *flags, *files) == cli.EXIT_INTERRUPTED
         thread.join()
     result = json.loads(saved.read_text())
