@@ -12,6 +12,7 @@ from chairlift.engine.core.core import EngineCore
 from chairlift.engine.core.start import start_core
 from chairlift.engine.cpu.thread_count import ThreadWatch, blas_threads
 from chairlift.engine.errors import ChairliftError, EngineDead
+from chairlift.engine.hub.load_errors import first_line, wrong_field
 from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.logs.redacted_traceback import redacted_traceback
 from chairlift.engine.messages import (
@@ -25,6 +26,7 @@ from chairlift.engine.messages import (
     UnloadAdapter,
     Withdraw,
 )
+from chairlift.engine.model.architecture import argument_class
 from chairlift.engine.parallel.ranks import ALONE, Ranks
 from chairlift.scheduler.sequence import Sequence
 
@@ -73,7 +75,9 @@ def run(
             return
         except Exception as error:
             # A model's files can be wrong in ways that only its first computation shows.
-            cause = (str(error).strip() or type(error).__name__).splitlines()[0]
+            cause = first_line(error)
+            if (fault := wrong_field(source.path, argument_class(source.path))) is not None:
+                cause = f"in config.json, {fault}: {cause}"
             log.debug("the start has failed: %s", redacted_traceback(error))
             send(StartFailed(f"{source.path}: the model cannot be started: {cause}"))
             return

@@ -16,6 +16,8 @@ MAX_LAYERS = 10_000
 _LAYER_KEYS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 # One of these files has a tokenizer's vocabulary.
 _TOKENIZERS = {"tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json"}
+# Other names of such a file; only a model's own code reads "qwen.tiktoken".
+_TIKTOKEN = ("tiktoken.model", ".tiktoken")
 _TOKENIZER_OBJECTS = {
     "config.json",
     "tokenizer.json",
@@ -39,6 +41,8 @@ _SUFFIXES = {".json", ".jinja", ".model", ".txt", ".tiktoken", ".safetensors", "
 _PART = re.compile(r"(model.*-)(\d{5})-of-(\d{5})(\.safetensors)")
 # A clone of a repository has such a text in place of a large file until "git lfs pull".
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+# The configuration of a LoRA adapter, in mlx-lm's format and PEFT's.
+_ADAPTER = "adapter_config.json"
 # File names that an error lists at most.
 _LISTED = 6
 _OTHER_WEIGHTS = {
@@ -187,7 +191,7 @@ def check_tokenizer_files(path: Path) -> None:
         ModelError: a file is missing or damaged.
     """
     files = {file.name for file in path.iterdir()}
-    if not files & _TOKENIZERS:
+    if not files & _TOKENIZERS and not any(name.endswith(_TIKTOKEN) for name in files):
         raise ModelError(
             f"{path}: it has no tokenizer ({', '.join(sorted(_TOKENIZERS))}); fetch it again"
         )
@@ -213,6 +217,8 @@ def _without_configuration(path: Path, names: list[str]) -> ModelError:
             f"{path}: it has GGUF files and no config.json; serve one of its files: "
             f"{choices(f'{path}/', files)}"
         )
+    if _ADAPTER in names:
+        return _adapter(path)
     inner = sorted(child.parent.name for child in path.glob("*/config.json"))
     if inner:
         return ModelError(
@@ -234,4 +240,17 @@ def _without_weights(path: Path, names: list[str]) -> ModelError:
                 f"{path}: it has no {WEIGHTS}, but {kind} ({name}); convert it: "
                 f"python -m mlx_lm convert --hf-path {path} --mlx-path NEW"
             )
+    if _ADAPTER in names:
+        return _adapter(path)
+    if files := [name for name in names if name.endswith(".safetensors")]:
+        return UnsupportedModel(
+            f"{path}: it has no {WEIGHTS}, but {choices('', files, 'and')}; fetch or export the "
+            "model in Hugging Face's format, whose files have such names"
+        )
     return ModelError(f"{path}: it has no {WEIGHTS}; the weights are missing, fetch them again")
+
+
+def _adapter(path: Path) -> ModelError:
+    return UnsupportedModel(
+        f"{path}: a LoRA adapter, which is no model; serve its base model with --lora NAME={path}"
+    )

@@ -10,6 +10,7 @@ import mlx_lm.models
 from mlx_lm.utils import MODEL_REMAPPING, _get_classes
 
 from chairlift.engine.errors import UnsupportedModel
+from chairlift.engine.hub.folder_check import read_config
 from chairlift.engine.model.vision.families import is_installed, vision_type
 
 # Names that an error suggests at most.
@@ -53,6 +54,19 @@ def check_architecture(path: Path, config: dict[str, Any], text_only: bool = Fal
         raise UnsupportedModel(
             f"{path / 'config.json'}: the model_type {name[:64]!r} is not supported{hint}"
         ) from error
+
+
+def argument_class(path: Path) -> type | None:
+    """The dataclass of the fields that mlx-lm reads from a directory's config.json, if it has one.
+
+    A folder's own code and models that are served with images have others.
+    """
+    try:
+        config = read_config(path)
+        has_others = config.get("model_file") is not None or served_vision_type(config, False)
+        return None if has_others else _get_classes(config)[1]
+    except Exception:  # of any type, as in ``check_architecture``; only an error's text lacks it
+        return None
 
 
 def known_architectures() -> list[str]:

@@ -13,7 +13,12 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
+from mlx.nn.layers.convolution import Conv1d
+from mlx.nn.layers.embedding import Embedding
+from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.normalization import LayerNorm, RMSNorm
 from mlx.utils import tree_flatten
+from mlx_lm.models.switch_layers import SwitchLinear
 from mlx_lm.utils import load_model as load_directory
 from safetensors import SafetensorError, safe_open
 
@@ -21,19 +26,22 @@ from chairlift.engine.device import memory, profile
 from chairlift.engine.errors import ModelError, UnsupportedModel
 from chairlift.engine.hub.folder_check import (
     WEIGHTS,
-    absent_parts,
     check_directory,
-    choices,
     damaged_file,
     text_config,
 )
 from chairlift.engine.hub.gguf import affine
 from chairlift.engine.hub.gguf.file import GGUFFile
 from chairlift.engine.hub.gguf.model import build_model, is_quantized, own_dtype
+from chairlift.engine.hub.load_errors import REMEDY, first_line, load_error
 from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.messages import Loading, OnProgress, silent
 from chairlift.engine.model.adapters import adapt
-from chairlift.engine.model.architecture import check_architecture, served_vision_type
+from chairlift.engine.model.architecture import (
+    argument_class,
+    check_architecture,
+    served_vision_type,
+)
 from chairlift.engine.model.dequantize import dequantize_model, group_size
 from chairlift.engine.model.vision.families import is_installed, vision_type
 from chairlift.engine.model.vision.loading import load_vision_model
@@ -47,6 +55,7 @@ _DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16
 # The context in tokens is the first of these keys that a configuration has.
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len")
 _QUANTIZATION_KEYS = ("quantization", "quantization_config")
+_FLOAT_LAYERS = (Linear, Embedding, RMSNorm, LayerNorm, Conv1d, SwitchLinear)
 # Bytes of weights that are read between two reports of the progress.
 _READ_BYTES = 256 << 20
 # The same where a rank keeps a part of each weight, which is read as a whole.
@@ -145,7 +154,7 @@ def load_model(
         raise
     except Exception as error:
         # mlx-lm, safetensors and MLX raise many types of errors; the operator gets one line.
-        raise _explained(source.path, error) from error
+        raise load_error(source.path, error, argument_class(source.path)) from error
     return LoadedModel(
         model=opened.model,
         config=opened.config,
@@ -201,13 +210,31 @@ def _from_directory(source: ModelSource, text_only: bool) -> tuple[Module, dict[
             with safe_open(shard, framework="numpy"):
                 pass
         except SafetensorError as error:
-            raise damaged_file(shard, f"damaged or truncated: {_first_line(error)}") from error
+            raise damaged_file(shard, f"damaged or truncated: {first_line(error)}") from error
     if (kind := served_vision_type(config, text_only)) is not None:
         return load_vision_model(path, kind), config
     if vision_type(config) is not None:
         log.info("%s is served without images%s", path.name, "" if is_installed() else _HINT)
     model, config = load_directory(path, lazy=True, trust_remote_code=source.trust_remote_code)
+    _check_types(path, model)
     return model, config
+
+
+def _check_types(path: Path, model: Module) -> None:
+    """Checks that layers which compute with floating-point numbers have such.
+
+    mlx-lm would take the bytes of weights that another tool has packed for small numbers.
+
+    Raises:
+        UnsupportedModel: one has integers.
+    """
+    for name, layer in model.named_modules():
+        weight = layer.get("weight") if type(layer) in _FLOAT_LAYERS else None
+        if weight is not None and not mx.issubdtype(weight.dtype, mx.floating):
+            kind = str(weight.dtype).removeprefix("mlx.core.")
+            raise UnsupportedModel(
+                f"{path}: {name}.weight has numbers of the type {kind}, without a scale; {REMEDY}"
+            )
 
 
 def _check_memory(source: ModelSource, part: float) -> int:
@@ -290,21 +317,3 @@ def _max_context(config: dict[str, Any]) -> int | None:
     if kind == "yarn":
         context = scaling.get("original_max_position_embeddings") or context
     return math.floor(context * float(scaling.get("factor") or 1.0))
-
-
-def _explained(path: Path, error: Exception) -> ModelError:
-    if absent := absent_parts(path):
-        files = choices("", absent, "and")
-        return ModelError(f"{path}: files of its weights are missing: {files}; fetch them again")
-    text = _first_line(error)
-    if isinstance(error, ValueError) and "not supported" in text.lower():
-        return UnsupportedModel(f"{path}: {text}")
-    if isinstance(error, KeyError):
-        text = f"the configuration lacks {text}"
-    return ModelError(f"{path}: the model cannot be loaded: {text}")
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    # The lines after "Missing 3 parameters:" name them, each with a comma.
-    return " ".join(line.strip() for line in lines[:2]).removesuffix(",")

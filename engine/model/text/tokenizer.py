@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load_config
@@ -39,16 +42,15 @@ def load_tokenizer(source: ModelSource, chat_template: str | None = None) -> Tok
     return tokenizer
 
 
-def _from_directory(source: ModelSource, extra: Mapping[str, str]) -> TokenizerWrapper:
+def _from_directory(source: ModelSource, extra: Mapping[str, Any]) -> TokenizerWrapper:
     try:
         config = load_config(source.path)
         ends = config.get("eos_token_id")
         if ends is None:
             ends = text_config(config).get("eos_token_id")
-        # Only processors read this file, in which some models have their template.
-        legacy = source.path / "chat_template.json"
-        if not extra and legacy.exists():
-            extra = {"chat_template": read_object(legacy)["chat_template"]}
+        if not extra and (template := _legacy_template(source.path)) is not None:
+            extra = {"chat_template": template}
+        _read_tiktoken_anew(source)
         settings = {**extra, "trust_remote_code": source.trust_remote_code}
         return load_directory(source.path, settings, eos_token_ids=ends)
     except Exception as error:  # transformers raises any of its parsers' exceptions
@@ -56,4 +58,35 @@ def _from_directory(source: ModelSource, extra: Mapping[str, str]) -> TokenizerW
         lines = str(error).strip().splitlines() or [type(error).__name__]
         # The line after "Validation error for field 'eos_token_id':" has the reason.
         cause = " ".join(line.strip() for line in lines[:2])[:300]
+        own = next(source.path.glob("*.tiktoken"), None)
+        if own is not None and not source.trust_remote_code:
+            cause = f"only the model's own code reads {own.name}; --trust-remote-code allows it"
         raise ModelError(f"{source.path}: the tokenizer cannot be loaded: {cause}") from error
+
+
+def _legacy_template(path: Path) -> str | list[Any] | None:
+    """The template in chat_template.json, which only processors read; None if there is none.
+
+    As in transformers, chat_template.jinja goes before it.
+
+    Raises:
+        ModelError: the file is damaged.
+    """
+    file = path / "chat_template.json"
+    if not file.exists() or (path / "chat_template.jinja").exists():
+        return None
+    template = read_object(file).get("chat_template")
+    # A list has several templates, by their names.
+    if not isinstance(template, str | list | None):
+        raise ModelError(f"{file}: damaged, chat_template is no text; fetch it again")
+    return template
+
+
+def _read_tiktoken_anew(source: ModelSource) -> None:
+    """Turns off tiktoken's cache, which keeps a folder's file in /tmp under its path alone.
+
+    Of a folder whose tokenizer.model has changed, it would give the old vocabulary. A model's own
+    code may read vocabularies from the network, which it needs.
+    """
+    if not source.trust_remote_code and "DATA_GYM_CACHE_DIR" not in os.environ:
+        os.environ.setdefault("TIKTOKEN_CACHE_DIR", "")
