@@ -25,6 +25,12 @@ _KEPT_BITS = {
     GGMLQuantizationType.Q8_0: 8,
 }
 _GROUP = 32
+# MLX's widths of quantized weights, and the weights that may share a scale, most first.
+_BITS = (2, 3, 4, 5, 6, 8)
+_GROUPS = (128, 64, 32)
+# The same of mxfp4, mxfp8 and nvfp4, whose scales have 8 bits.
+_FLOAT_BITS = (4, 8)
+_FLOAT_GROUPS = (32, 16)
 _FLOATS = {"F16": 2, "BF16": 2, "F32": 4}
 
 
@@ -57,11 +63,17 @@ def weight_size(source: ModelSource, dtype: str, on_cpu: bool) -> WeightSize:
         return _gguf_size(file, 4 if is_float32 or own else 2, keeps_blocks=not on_cpu)
     config = read_config(source.path)
     width = None if dtype == "auto" and not on_cpu else 4 if is_float32 else 2
+    tensors = {
+        name: tensor
+        for shard in sorted(source.path.glob(WEIGHTS))
+        for name, _, tensor in _placed(shard)
+    }
     unpacked = on_cpu and is_float32
     total = sum(
-        _tensor_bytes(tensor, width, config if unpacked else {})
-        for shard in sorted(source.path.glob(WEIGHTS))
-        for _, tensor in _placed(shard)
+        _unpacked_values(name, tensors, config) * 4 or _tensor_bytes(tensor, 4)
+        if unpacked
+        else _tensor_bytes(tensor, width)
+        for name, tensor in tensors.items()
     )
     return WeightSize(total, _vocabulary(config))
 
@@ -77,7 +89,7 @@ def tensor_places(source: ModelSource) -> dict[Path, list[int]]:
     if source.kind == "gguf":
         return {source.path: [one.start for one in GGUFFile(source.path).tensors.values()]}
     return {
-        path: [begin + int(tensor["data_offsets"][0]) for begin, tensor in _placed(path)]
+        path: [begin + int(tensor["data_offsets"][0]) for _, begin, tensor in _placed(path)]
         if path.match(WEIGHTS)
         else []
         for path in sorted(source.path.glob("*.safetensors"))
@@ -93,26 +105,54 @@ def _gguf_size(file: GGUFFile, width: int, keeps_blocks: bool) -> WeightSize:
     return WeightSize(total, len(file.get("tokenizer.ggml.tokens", list, [])))
 
 
-def _tensor_bytes(tensor: Mapping[str, Any], width: int | None, packed: Mapping[str, Any]) -> int:
-    """The bytes of one tensor. ``packed`` is the configuration if weights are dequantized."""
-    start, end = tensor["data_offsets"]
-    stored = int(end) - int(start)
-    bits = (packed.get("quantization") or packed.get("quantization_config") or {}).get("bits")
-    if tensor["dtype"] == "U32" and isinstance(bits, int) and bits > 0:
-        return stored * 32 // bits
+def _tensor_bytes(tensor: Mapping[str, Any], width: int | None) -> int:
+    """The bytes of one tensor in memory; ``width``: of its floating-point numbers, if given."""
+    stored = _stored(tensor)
+    if tensor["dtype"].startswith("F8_"):  # mlx-lm makes bfloat16 of them
+        return stored * (width or 2)
     own = _FLOATS.get(tensor["dtype"])
     return stored if width is None or own is None else stored // own * width
 
 
-def _placed(shard: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """The entries of a safetensors file's header, each with the position that it counts from."""
+def _unpacked_values(
+    name: str, tensors: Mapping[str, Mapping[str, Any]], config: Mapping[str, Any]
+) -> int:
+    """An upper bound of the weights that are packed in a tensor; 0 if none are."""
+    tensor = tensors[name]
+    stored = _stored(tensor)
+    if name.endswith((".qweight", "_blocks")):  # AWQ; gpt-oss
+        return stored * 2
+    scales = tensors.get(f"{name.removesuffix('.weight')}.scales")
+    if tensor["dtype"] != "U32" or scales is None:
+        return 0
+    groups: int = math.prod(scales["shape"])
+    quantization = config.get("quantization")
+    own = quantization.get("group_size") if isinstance(quantization, dict) else None
+    # One number is the bits of a weight times the weights of a group.
+    is_affine = scales["dtype"] != "U8"
+    sizes, widths = ((own, *_GROUPS), _BITS) if is_affine else (_FLOAT_GROUPS, _FLOAT_BITS)
+    for group in sizes:
+        if isinstance(group, int) and group > 0 and stored * 8 / groups / group in widths:
+            return groups * group
+    return 0
+
+
+def _stored(tensor: Mapping[str, Any]) -> int:
+    start, end = tensor["data_offsets"]
+    return int(end) - int(start)
+
+
+def _placed(shard: Path) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
+    """The names and entries of a safetensors file's header, with the position they count from."""
     try:
         with shard.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
             if length > _MAX_HEADER:
                 raise ValueError
             header = json.loads(file.read(length))
-        yield from ((8 + length, entry) for name, entry in header.items() if name != "__metadata__")
+        yield from (
+            (name, 8 + length, entry) for name, entry in header.items() if name != "__metadata__"
+        )
     except OSError as error:
         raise ModelError(f"{shard}: cannot be read: {error.strerror}") from error
     except (ValueError, struct.error, AttributeError) as error:

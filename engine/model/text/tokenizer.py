@@ -53,6 +53,8 @@ def _from_directory(source: ModelSource, extra: Mapping[str, Any]) -> TokenizerW
         _read_tiktoken_anew(source)
         settings = {**extra, "trust_remote_code": source.trust_remote_code}
         return load_directory(source.path, settings, eos_token_ids=ends)
+    except ModelError:
+        raise
     except Exception as error:  # transformers raises any of its parsers' exceptions
         check_tokenizer_files(source.path)
         lines = str(error).strip().splitlines() or [type(error).__name__]

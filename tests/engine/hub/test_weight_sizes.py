@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
 from gguf.constants import GGMLQuantizationType as GGMLType
 from mlx.utils import tree_flatten
@@ -29,6 +32,44 @@ def test_a_directory_takes_what_was_estimated(tmp_path: Path, kind: TinyKind, dt
     loaded = load_model(source, dtype, silent)
     assert estimate.vocabulary == VOCAB_SIZE
     assert loaded.weight_bytes <= estimate.bytes <= 1.1 * loaded.weight_bytes
+
+
+@pytest.mark.parametrize(
+    ("mode", "bits", "group", "quantization"),
+    [
+        ("affine", 4, 32, {"bits": 4, "group_size": 32}),
+        ("affine", 3, 64, {"bits": 3, "group_size": 64}),
+        # The default of a mixed quantization; mlx-lm finds the others by their shapes.
+        ("affine", 4, 32, {"bits": 8, "group_size": 32}),
+        ("mxfp4", 4, 32, None),
+        ("mxfp8", 8, 32, None),
+        ("nvfp4", 4, 16, {"bits": 4, "group_size": 16, "mode": "nvfp4"}),
+    ],
+)
+def test_quantized_weights_take_what_was_estimated(
+    tmp_path: Path, mode: str, bits: int, group: int, quantization: dict[str, Any] | None
+) -> None:
+    path = tiny_model_dir(tmp_path, "llama")
+    model = tiny_model("llama")
+    model.set_dtype(mx.bfloat16)
+    nn.quantize(model, group, bits, mode=mode)
+    mx.save_safetensors(str(path / "model.safetensors"), dict(tree_flatten(model.parameters())))
+    config = json.loads((path / "config.json").read_text())
+    foreign = {"quantization_config": {"quant_method": mode}}
+    config |= foreign if quantization is None else {"quantization": quantization}
+    (path / "config.json").write_text(json.dumps(config))
+    estimate = weight_size(resolve(str(path)), "auto", on_cpu=True)
+    loaded = load_model(resolve(str(path)), "auto", silent)
+    assert loaded.weight_bytes <= estimate.bytes <= 1.2 * loaded.weight_bytes
+
+
+def test_a_quantization_that_is_no_object_does_not_matter(tmp_path: Path) -> None:
+    path = tiny_model_dir(tmp_path, "llama")
+    estimate = weight_size(resolve(str(path)), "auto", on_cpu=True)
+    config = json.loads((path / "config.json").read_text())
+    for changes in ({"quantization": "4bit"}, {"quantization_config": "awq"}):
+        (path / "config.json").write_text(json.dumps(config | changes))
+        assert weight_size(resolve(str(path)), "auto", on_cpu=True) == estimate
 
 
 @pytest.mark.parametrize("type_", [GGMLType.F32, GGMLType.F16, GGMLType.Q8_0, GGMLType.Q4_0])
