@@ -123,9 +123,9 @@ def _unpacked_values(
     if name.endswith((".qweight", "_blocks")):  # AWQ; gpt-oss
         return stored * 2
     scales = tensors.get(f"{name.removesuffix('.weight')}.scales")
-    if tensor["dtype"] != "U32" or scales is None:
+    groups: int = math.prod(scales["shape"]) if scales else 0
+    if tensor["dtype"] != "U32" or scales is None or not groups:
         return 0
-    groups: int = math.prod(scales["shape"])
     quantization = config.get("quantization")
     own = quantization.get("group_size") if isinstance(quantization, dict) else None
     # One number is the bits of a weight times the weights of a group.
