@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from chairlift.engine.hub.gguf.file import GGUFFile
 from chairlift.engine.hub.gguf.tokenizer import load_gguf_tokenizer
 from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.model.text.detokenizer import detokenizer_of
+
+# The variable for the folder of tiktoken's cache; if it is empty, there is none.
+_TIKTOKEN_CACHE = "TIKTOKEN_CACHE_DIR"
 
 
 def load_tokenizer(source: ModelSource, chat_template: str | None = None) -> TokenizerWrapper:
@@ -50,9 +54,9 @@ def _from_directory(source: ModelSource, extra: Mapping[str, Any]) -> TokenizerW
             ends = text_config(config).get("eos_token_id")
         if not extra and (template := _legacy_template(source.path)) is not None:
             extra = {"chat_template": template}
-        _read_tiktoken_anew(source)
         settings = {**extra, "trust_remote_code": source.trust_remote_code}
-        return load_directory(source.path, settings, eos_token_ids=ends)
+        with _tiktoken_without_cache(source):
+            return load_directory(source.path, settings, eos_token_ids=ends)
     except ModelError:
         raise
     except Exception as error:  # transformers raises any of its parsers' exceptions
@@ -84,11 +88,20 @@ def _legacy_template(path: Path) -> str | list[Any] | None:
     return template
 
 
-def _read_tiktoken_anew(source: ModelSource) -> None:
-    """Turns off tiktoken's cache, which keeps a folder's file in /tmp under its path alone.
+@contextmanager
+def _tiktoken_without_cache(source: ModelSource) -> Iterator[None]:
+    """A context without tiktoken's cache, which keeps a folder's file under its path alone.
 
     Of a folder whose tokenizer.model has changed, it would give the old vocabulary. A model's own
-    code may read vocabularies from the network, which it needs.
+    code may read vocabularies from the network, which need the cache.
     """
-    if not source.trust_remote_code and "DATA_GYM_CACHE_DIR" not in os.environ:
-        os.environ.setdefault("TIKTOKEN_CACHE_DIR", "")
+    before = os.environ.get(_TIKTOKEN_CACHE)
+    if not source.trust_remote_code:
+        os.environ[_TIKTOKEN_CACHE] = ""
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(_TIKTOKEN_CACHE, None)
+        else:
+            os.environ[_TIKTOKEN_CACHE] = before

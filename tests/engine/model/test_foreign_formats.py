@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -171,11 +172,15 @@ def test_a_template_that_is_no_text_is_refused(tmp_path: Path) -> None:
         load_tokenizer(ModelSource("m", "directory", path))
 
 
+@pytest.mark.parametrize("named", [False, True])
 def test_a_changed_tiktoken_vocabulary_is_read_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """tiktoken keeps files by their path alone, in a folder that outlives the process."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.delenv("TIKTOKEN_CACHE_DIR", raising=False)
+    if named:  # as some clients do
+        monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "cache"))
     path = tiny_model_dir(tmp_path, "llama")
     (path / "tokenizer.json").unlink()
     (path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
@@ -184,6 +189,7 @@ def test_a_changed_tiktoken_vocabulary_is_read_anew(
         (path / "tokenizer.model").write_text("\n".join(lines) + "\n")
         ids = load_tokenizer(ModelSource("m", "directory", path)).encode("a")
         assert ids[-1] == (97 if order == range(256) else 255 - 97)
+    assert os.environ.get("TIKTOKEN_CACHE_DIR") == (str(tmp_path / "cache") if named else None)
 
 
 def _base64(byte: int) -> str:
