@@ -25,6 +25,8 @@ DTYPES = (mx.bfloat16, mx.float16)
 # are not affine.
 MODES = ("affine", "mxfp4", "mxfp8", "nvfp4")
 FORMS = {"mxfp4": (4, 32), "mxfp8": (8, 32), "nvfp4": (4, 16)}
+# The inputs of a kernel for such products.
+INPUT_NAMES = ["x", "experts", "weight", "scales", "biases", "bias", "read", "written"]
 
 
 class Weights(NamedTuple):
@@ -62,6 +64,20 @@ class Weights(NamedTuple):
         return self.weight.dtype if self.scales is None else self.scales.dtype
 
     @property
+    def arrays(self) -> list[mx.array]:
+        """A kernel's inputs from ``weight`` to ``bias``; of one number those that there are not."""
+        others = self.scales, self.biases, self.bias
+        return [self.weight, *(_nothing(self.dtype) if each is None else each for each in others)]
+
+    @property
+    def template(self) -> list[tuple[str, int]]:
+        """A kernel's template arguments for the form of the weights."""
+        return [
+            *(("BITS", self.bits), ("GROUP", max(1, self.group))),
+            *(("MODE", MODES.index(self.mode)), ("BIAS", self.bias is not None)),
+        ]
+
+    @property
     def are_fit(self) -> bool:
         """Whether the kernel can read these weights."""
         added = (array for array in (self.biases, self.bias) if array is not None)
@@ -96,7 +112,7 @@ class PairRows(NamedTuple):
     @property
     def inputs(self) -> list[mx.array]:
         """A kernel's inputs ``read`` and ``written``; of one number if pair n has row n."""
-        return [nothing(mx.uint32) if each is None else each for each in self]
+        return [_nothing(mx.uint32) if each is None else each for each in self]
 
 
 IN_ORDER = PairRows()
@@ -143,21 +159,14 @@ def grouped_product(
     light = few and (x.dtype == mx.bfloat16 or weights.mode == "affine")
     width = weights.inputs * (weights.bits or 16) // 8
     warps, blocks = block_of(outputs // _ROWS * min(count, pairs), width, light, not weights.bits)
-    none = nothing(x.dtype)
     result: mx.array
     (result,) = _kernel(warps, blocks)(
-        inputs=[
-            *(x, experts, weights.weight),
-            *(none if each is None else each for each in weights[1:3]),
-            none if weights.bias is None else weights.bias,
-            *rows.inputs,
-        ],
+        inputs=[x, experts, *weights.arrays, *rows.inputs],
         template=[
             *(("T", x.dtype), ("BFLOAT", x.dtype == mx.bfloat16)),
             *(("ONE", one), ("LISTED", listed)),
-            *(("BITS", weights.bits), ("GROUP", max(1, weights.group))),
-            ("MODE", MODES.index(weights.mode)),
-            *(("BIAS", weights.bias is not None), ("WARPS", warps), ("ROWS", _ROWS // 16)),
+            *weights.template,
+            *(("WARPS", warps), ("ROWS", _ROWS // 16)),
             *(("MOST", 2 if few else 4), ("MAX_LISTED", MAX_LISTED if listed else 1)),
         ],
         grid=(outputs // _ROWS * warps * 32, pairs if listed else count, 1),
@@ -194,7 +203,7 @@ def block_of(blocks: int, width: int, light: bool, plain: bool) -> tuple[int, in
 def _kernel(warps: int, blocks: int) -> Any:
     return mx.fast.cuda_kernel(
         name=f"chairlift_grouped_product_{warps}_{blocks}",
-        input_names=["x", "experts", "weight", "scales", "biases", "bias", "read", "written"],
+        input_names=INPUT_NAMES,
         output_names=["out"],
         header=included("ptx", "products/grouped_header") + launch_bounds(warps * 32, blocks),
         source=included("products/grouped"),
@@ -202,5 +211,5 @@ def _kernel(warps: int, blocks: int) -> Any:
 
 
 @functools.cache
-def nothing(dtype: mx.Dtype) -> mx.array:
+def _nothing(dtype: mx.Dtype) -> mx.array:
     return mx.zeros((1,), dtype)

@@ -12,7 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from chairlift.engine.cuda.grouped import IN_ORDER, MODES, PairRows, Weights, nothing
+from chairlift.engine.cuda.grouped import IN_ORDER, INPUT_NAMES, PairRows, Weights
 from chairlift.engine.cuda.paged.chunk_attention import ample_shared
 from chairlift.engine.cuda.source import included, launch_bounds
 
@@ -57,19 +57,12 @@ def tiled_product(
     pairs = len(x) if one else len(experts)
     places = -(-pairs // tokens) if one else pairs // tokens + count
     stages = 3 if tokens == LARGE and ample_shared() else 2
-    none = nothing(x.dtype)
     result: mx.array
     (result,) = _kernel(stages * (tokens + OUTPUTS) * (DEPTH + 8) * 2, _blocks(tokens, weights))(
-        inputs=[
-            *(x, experts, weights.weight),
-            *(none if each is None else each for each in weights[1:3]),
-            none if weights.bias is None else weights.bias,
-            *rows.inputs,
-        ],
+        inputs=[x, experts, *weights.arrays, *rows.inputs],
         template=[
             *(("T", x.dtype), ("BFLOAT", x.dtype == mx.bfloat16), ("ONE", one)),
-            *(("BITS", weights.bits), ("GROUP", max(1, weights.group))),
-            *(("MODE", MODES.index(weights.mode)), ("BIAS", weights.bias is not None)),
+            *weights.template,
             *(("TOKENS", tokens), ("OUTPUTS", OUTPUTS), ("DEPTH", DEPTH), ("STAGES", stages)),
         ],
         grid=(-(-outputs // OUTPUTS) * THREADS, places, 1),
@@ -91,7 +84,7 @@ def _blocks(tokens: int, weights: Weights) -> int:
 def _kernel(shared_bytes: int, blocks: int) -> Any:
     return mx.fast.cuda_kernel(
         name=f"chairlift_tiled_product_{blocks}",
-        input_names=["x", "experts", "weight", "scales", "biases", "bias", "read", "written"],
+        input_names=INPUT_NAMES,
         output_names=["out"],
         header=included("ptx", "products/grouped_header", "products/tiled_header")
         + launch_bounds(THREADS, blocks),
